@@ -1,7 +1,7 @@
-"""Regression on tables of numbers: ``python examples/wine.py FILE.csv …`` prints errors.
+"""Regression on numeric tables: ``python examples/wine.py FILE.csv …`` prints errors.
 
-The last column of each file is foretold from the others; such as the quality of wines. Four fifths
-of the rows train, the others judge. Needs a running service (``glasshouse up``).
+Predicts the last column of each file, such as the quality of wines, from the other columns. Trains
+on 80 % of the rows and validates on the rest. Needs a running service (``glasshouse up``).
 """
 
 import argparse
@@ -12,23 +12,23 @@ from glasshouse import Client
 from glasshouse.client import Dataset, Job
 
 NETWORKS: dict[str, list[dict[str, Any]]] = {
-    "linear": [{"name": "foretold", "type": "Linear", "args": {"out_features": 1}}],
+    "linear": [{"name": "predicted", "type": "Linear", "args": {"out_features": 1}}],
     "two hidden layers": [
         {"name": "hidden1", "type": "Linear", "args": {"out_features": 64}},
         {"name": "relu1", "type": "ReLU"},
         {"name": "hidden2", "type": "Linear", "args": {"out_features": 64}},
         {"name": "relu2", "type": "ReLU"},
         {"name": "drop", "type": "Dropout", "args": {"p": 0.2}},
-        {"name": "foretold", "type": "Linear", "args": {"out_features": 1}},
+        {"name": "predicted", "type": "Linear", "args": {"out_features": 1}},
     ],
 }
 COLUMNS = ["table", "rows", "network", "variance", "mean squared error", "R²"]
 
 
 def submit(client: Client, table: Dataset, network: str, epochs: int = 40) -> Job:
-    """Queue one training: all columns but the last foretell the last; all are normalised."""
+    """Queue one training job that predicts the last column. All columns are normalized."""
     *features, target = [column["name"] for column in table.columns]
-    judged = ["foretold", "target"]
+    compared = ["predicted", "target"]
     return client.train(
         NETWORKS[network],
         {
@@ -40,14 +40,14 @@ def submit(client: Client, table: Dataset, network: str, epochs: int = 40) -> Jo
             "target": {"type": "dense", "column": target, "shape": [1]},
         },
         normalize={"features": "standard", "target": "standard"},
-        loss={"type": "MSELoss", "inputs": judged},
+        loss={"type": "MSELoss", "inputs": compared},
         optimizer={"type": "AdamW", "args": {"lr": 0.003, "weight_decay": 0.01}},
         scheduler={"type": "CosineAnnealingLR"},
         metrics=[
-            {"type": "MeanSquaredError", "inputs": judged},
-            {"type": "R2Score", "inputs": judged},
+            {"type": "MeanSquaredError", "inputs": compared},
+            {"type": "R2Score", "inputs": compared},
         ],
-        probes=[{"layers": ["foretold"], "kinds": ["output"], "every": 100}],
+        probes=[{"layers": ["predicted"], "kinds": ["output"], "every": 100}],
         batch_size=32,
         epochs=epochs,
         seed=1,
@@ -56,12 +56,12 @@ def submit(client: Client, table: Dataset, network: str, epochs: int = 40) -> Jo
 
 
 def row(job: Job) -> list[str]:
-    """What a finished job says of the rows that it has not seen, in the target's own units."""
+    """The validation metrics of a finished job, in the units of the target."""
     figures = job.metrics()
     unit = job.checkpoints()[-1].learned()["target.divisor"].item()
     error = figures["validation/MeanSquaredError"]["last"] * unit**2
     explained = figures["validation/R2Score"]["last"]
-    variance = error / (1 - explained)  # of those rows: the error of who says their mean
+    variance = error / (1 - explained)  # of the validation rows: the error of predicting their mean
     return [f"{variance:.3f}", f"{error:.3f}", f"{explained:.3f}"]
 
 

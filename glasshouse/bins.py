@@ -20,9 +20,9 @@ NUM_BINS = 4096
 QUANTILES = {
     "p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99,
 }  # fmt: skip
-"""The quantiles that a probe keeps, by name."""
+"""The quantiles that a probe stores, by name."""
 RELATIVE_ERROR = 1 / 16
-"""How far a quantile may be from a value of its bin, relative to that value."""
+"""The maximum relative error of a quantile."""
 
 _SHIFT = 20
 _NUM_POSITIVE = NUM_BINS // 2
@@ -59,7 +59,7 @@ def ordered(bins: Sequence[int]) -> list[int]:
 
 
 def bins_of(values: ArrayLike) -> Integers:
-    """The bin of each value; NaN and the infinities are left out."""
+    """The bin of each value; NaN and Inf are skipped."""
     wide = np.asarray(values, dtype=np.float64).ravel()
     finite = wide[np.isfinite(wide)]
     narrow = np.clip(finite, -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)  # -0 to 0

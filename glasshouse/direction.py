@@ -1,4 +1,4 @@
-"""Whether less or more of a metric is better, by its name. The one place that says so."""
+"""Whether lower or higher values of a metric are better, inferred from its name."""
 
 import re
 from functools import lru_cache
@@ -79,7 +79,7 @@ def direction_of(metric: str) -> Direction | None:
             ``validation/MulticlassF1Score/3``.
 
     Returns:
-        ``min``, ``max``, or None where the name does not tell.
+        ``min``, ``max``, or None if it cannot be inferred.
     """
     name = metric.removeprefix("validation/").partition("/")[0].partition("(")[0]
     words = {word.lower() for word in _WORDS.findall(name)}

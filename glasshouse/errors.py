@@ -1,7 +1,7 @@
-"""Every failure that has a name. Knows nothing of HTTP frameworks, SQL or torch.
+"""All error classes. Does not depend on HTTP frameworks, SQL or torch.
 
 GlasshouseError
-├── ServiceError                 raised while a request is answered; becomes a problem document
+├── ServiceError                 raised while handling a request; becomes a problem document
 │   ├── BadRequest          400  MalformedJson, InvalidCursor, InvalidHeader
 │   ├── Unauthorized        401  KeyMissing, KeyInvalid
 │   ├── Forbidden           403  ScopeTooSmall, OriginNotAllowed
@@ -42,9 +42,9 @@ GlasshouseError
 │       │   PreconditionFailedError, PayloadTooLargeError, UnsupportedMediaError,
 │       │   UnprocessableEntityError, RateLimitError, ServiceUnavailableError
 │       └── InternalServerError  500 and any other 5xx ── BadGatewayError, GatewayTimeoutError
-├── CannotTrace                  raised by the client: a module that no graph can say
-├── JobFailed                    raised by the client when a job that was waited for failed
-├── JobCancelled                 … was cancelled
+├── CannotTrace                  raised by the client: a module cannot be expressed as a graph
+├── JobFailed                    raised by the client when a job that it waits for failed
+├── JobCancelled                 … was canceled
 └── WaitTimeout                  … did not end in time
 """
 
@@ -642,15 +642,15 @@ class EngineFailed(RunFailure):
 
 
 class APIError(GlasshouseError):
-    """The service could not be asked, or answered with an error."""
+    """The service is unreachable or responded with an error."""
 
 
 class APIConnectionError(APIError):
-    """The service could not be reached."""
+    """The service is unreachable."""
 
 
 class APITimeoutError(APIConnectionError):
-    """The service did not answer in time."""
+    """The service did not respond in time."""
 
 
 def _items(problem: dict[str, Any]) -> list[dict[str, Any]]:
@@ -658,7 +658,7 @@ def _items(problem: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class APIStatusError(APIError):
-    """The service answered with an error."""
+    """The service responded with an error status."""
 
     status: ClassVar[int | None] = None
 
@@ -676,7 +676,7 @@ class APIStatusError(APIError):
         self.problem = problem
         """The whole problem document."""
         self.retry_after_s: float | None = None
-        """Seconds that the service asks to wait before the next try, where it says so."""
+        """Seconds to wait before the next try, from ``Retry-After``; None if it is not set."""
 
     @property
     def code(self) -> str | None:
@@ -695,7 +695,7 @@ class APIStatusError(APIError):
 
     @staticmethod
     def of(status_code: int, problem: dict[str, Any]) -> "APIStatusError":
-        """Make the error of the class that belongs to a status."""
+        """Create an error of the class for a status."""
         known = {cls.status: cls for cls in _all_below(APIStatusError)}
         fallback = InternalServerError if status_code >= 500 else BadRequestError
         cls = known.get(status_code, fallback)
@@ -716,61 +716,61 @@ class BadRequestError(APIStatusError):
 
 
 class MethodNotAllowedError(BadRequestError):
-    """405: this path does not take this method."""
+    """405: this path does not support this method."""
 
     status = 405
 
 
 class NotAcceptableError(BadRequestError):
-    """406: the answer cannot be given in the format asked for."""
+    """406: the requested response format is not supported."""
 
     status = 406
 
 
 class RequestTimeoutError(BadRequestError):
-    """408: the rest of the request did not come in time."""
+    """408: the request was not received completely in time."""
 
     status = 408
 
 
 class MisdirectedRequestError(BadRequestError):
-    """421: the service does not answer for the host in the address."""
+    """421: the service does not serve the host in the address."""
 
     status = 421
 
 
 class HeadersTooLargeError(BadRequestError):
-    """431: the head of the request is larger than the limit."""
+    """431: the request headers are larger than the limit."""
 
     status = 431
 
 
 class AuthenticationError(APIStatusError):
-    """401: the key is missing or not valid."""
+    """401: the API key is missing or invalid."""
 
     status = 401
 
 
 class PermissionDeniedError(APIStatusError):
-    """403: the key does not allow this."""
+    """403: the API key does not have the required scope."""
 
     status = 403
 
 
 class NotFoundError(APIStatusError):
-    """404: there is no such thing, or it is somebody else's."""
+    """404: the resource does not exist, or belongs to another owner."""
 
     status = 404
 
 
 class ConflictError(APIStatusError):
-    """409: the thing is in a state that does not allow this."""
+    """409: the state of the resource does not allow this."""
 
     status = 409
 
 
 class PreconditionFailedError(APIStatusError):
-    """412: the thing has changed meanwhile."""
+    """412: the resource has changed in the meantime."""
 
     status = 412
 
@@ -788,7 +788,7 @@ class UnsupportedMediaError(APIStatusError):
 
 
 class UnprocessableEntityError(APIStatusError):
-    """422: the request can be read but not be done."""
+    """422: the request is well-formed but invalid."""
 
     status = 422
 
@@ -800,31 +800,31 @@ class RateLimitError(APIStatusError):
 
 
 class InternalServerError(APIStatusError):
-    """500: the service failed in a way it did not expect."""
+    """500: an unexpected error in the service."""
 
     status = 500
 
 
 class BadGatewayError(InternalServerError):
-    """502: what stands before the service had no answer from it."""
+    """502: a proxy received no valid response from the service."""
 
     status = 502
 
 
 class GatewayTimeoutError(InternalServerError):
-    """504: what stands before the service had no answer from it in time."""
+    """504: a proxy received no response from the service in time."""
 
     status = 504
 
 
 class ServiceUnavailableError(APIStatusError):
-    """503: the service cannot answer this now."""
+    """503: the service is temporarily unavailable."""
 
     status = 503
 
 
 class CannotTrace(GlasshouseError):
-    """A module does something that no graph of layers can say."""
+    """A module does something that cannot be expressed as a graph of layers."""
 
     def __init__(
         self,
@@ -840,15 +840,15 @@ class CannotTrace(GlasshouseError):
         super().__init__(f"{where}{reason}{shown}")
         self.reason = reason
         self.file = file
-        """The file of the user's code that stopped it; None: no line of it did."""
+        """The file of the user's code that cannot be traced; None if it is not known."""
         self.line = line
         """The line in that file."""
         self.source = source
         """The text of the line."""
 
 
-_TOLD_BY_THEIR_MESSAGE = ("data", "nonfinite")
-"""Categories of failures where the log has nothing to add but where in the engine it was raised."""
+_WITHOUT_LOG = ("data", "nonfinite")
+"""Categories of failures whose message is complete, so that the log is not shown."""
 
 
 class JobFailed(GlasshouseError):
@@ -861,17 +861,17 @@ class JobFailed(GlasshouseError):
         lines = [f"{job_id} failed: {error.get('message', '')}" + (f" ({where})" if where else "")]
         if error.get("hint"):
             lines.append(f"hint: {error['hint']}")
-        if error.get("log_tail") and error.get("category") not in _TOLD_BY_THEIR_MESSAGE:
+        if error.get("log_tail") and error.get("category") not in _WITHOUT_LOG:
             lines.append(f"last lines of the log:\n{error['log_tail']}")
         super().__init__("\n".join(lines))
         self.job_id = job_id
         self.error = error
-        """The job's ``error``, as ``GET /jobs/{id}`` gives it."""
+        """The ``error`` of the job, as in ``GET /jobs/{id}``."""
 
 
 class JobCancelled(GlasshouseError):
-    """The job was cancelled."""
+    """The job was canceled."""
 
 
 class WaitTimeout(GlasshouseError):
-    """The job did not end in the time that the caller would wait."""
+    """The wait timed out. The job is not canceled."""

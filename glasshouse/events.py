@@ -1,7 +1,7 @@
 """The events of a job: one discriminated union, dense ``seq`` per job from 1.
 
-What the rank writes, the ledger stores and the stream sends has these shapes. Hot paths pass
-plain dicts of the same form; these models document them, type the client and check the tests.
+The rank writes, the database stores and the stream sends events in these shapes. Hot paths pass
+plain dicts of the same form; the models are for documentation, client types and tests.
 """
 
 from datetime import datetime
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic import Field as Constraint
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
-"""A number as JSON carries it; ``jsonio.number`` turns the names into floats."""
+"""A JSON number, or the string for NaN or Inf; ``jsonio.number`` converts it to a float."""
 
 STATS_COLUMNS = (
     "layer",
@@ -30,11 +30,11 @@ STATS_COLUMNS = (
 moments are over the finite values, ``std`` with the biased (population) divisor."""
 
 UPKEEP = ("time/", "throughput/", "system/", "data/")
-"""How the names of metrics begin that are about the job's running, not about its network."""
+"""Prefixes of system metrics, which describe the run and not the network."""
 
 
 def is_upkeep(name: str) -> bool:
-    """Whether a metric is about the job's running: no summary and no line of progress shows it."""
+    """Whether a metric is a system metric, which summaries and progress lines do not show."""
     return name.startswith(UPKEEP)
 
 
@@ -60,17 +60,17 @@ class StateEvent(_Event):
 
 
 class AttemptEvent(_Event):
-    """A worker began to run the job."""
+    """A worker started an attempt of the job."""
 
     type: Literal["attempt"]
     n: int
     resumed_from_step: int | None
-    """The step that it runs first: what earlier attempts said of that step and of later ones gives
-    way. 0: it begins anew. Null: it is the first attempt."""
+    """The first step of the attempt, which supersedes events of earlier attempts from this step on.
+    0: it starts from scratch. Null: it is the first attempt."""
 
 
 class MetricsEvent(_Event):
-    """Figures of one step."""
+    """Metrics of one step."""
 
     type: Literal["metrics"]
     step: int
@@ -79,22 +79,22 @@ class MetricsEvent(_Event):
 
 
 class StatsEvent(_Event):
-    """Summaries of watched tensors of one step."""
+    """Statistics of the observed tensors of one step."""
 
     type: Literal["stats"]
     step: int
     phase: Literal["train", "evaluate"]
     columns: list[str]
     rows: list[list[str | Number]]
-    """Of the tensors of which ``stats`` are wanted."""
+    """Rows of the tensors whose probes want ``stats``."""
     histograms: list[tuple[str, str, list[int], list[int]]] | None = None
-    """Layer, kind, the bins that are not empty (``glasshouse.bins``), and their counts."""
+    """Layer, kind, the non-empty bins (``glasshouse.bins``) and their counts."""
     quantiles: list[list[str | Number]] | None = None
     """Layer, kind, p01, p05, p25, p50, p75, p95, p99."""
 
 
 class CaptureEvent(_Event):
-    """A tensor, or a part of one, was kept."""
+    """A tensor or a part of one was stored."""
 
     type: Literal["capture"]
     capture: str
@@ -105,7 +105,7 @@ class CaptureEvent(_Event):
     dtype: str
     size_bytes: int
     form: str = "full"
-    """`full`, or the part that was kept: `slice`, `sample`."""
+    """`full`, or the stored part: `slice`, `sample`."""
     slice: str | None = None
     captured_from: list[int] | None = None
     """The shape of the whole tensor."""
@@ -123,7 +123,7 @@ class CheckpointEvent(_Event):
 
 
 class LogEvent(_Event):
-    """Lines that a rank printed."""
+    """Log lines of a rank."""
 
     type: Literal["log"]
     rank: int
@@ -132,7 +132,7 @@ class LogEvent(_Event):
 
 
 class DroppedEvent(_Event):
-    """Something was left out to keep training going, and how much of it."""
+    """Data was dropped so that training is not blocked."""
 
     type: Literal["dropped"]
     what: str
@@ -140,47 +140,47 @@ class DroppedEvent(_Event):
 
 
 class FindingEvent(_Event):
-    """Something about the training that its owner should know."""
+    """A finding about the training."""
 
     type: Literal["finding"]
     rule: Literal["nonfinite"]
     severity: Literal["warning", "error"]
     step: int
-    """The step whose numbers, or whose update, went bad."""
+    """The step whose values or update were bad."""
     layer: str | None
-    """The first layer, or the data field, or ``loss``; null: nothing was found."""
+    """The first bad layer, or the data field, or ``loss``; null: none was found."""
     tensor: str | None
-    """The leaf of its output, or the parameter."""
+    """The leaf of the layer's output, or the parameter."""
     kind: Literal["input", "output", "output_grad", "param", "param_grad"] | None
     phase: Literal["forward", "backward", "update"] | None
     message: str
     action: Literal["none", "skipped", "failed"]
-    """What was done about it."""
+    """The action taken."""
     checks: list[str]
-    """Which checks of the guard it was that found it."""
+    """The checks of the guard that failed."""
     split: str
     samples: list[int]
-    """The rows of the batch, by their numbers in the split; the first thousand."""
+    """The row numbers of the batch in the split; at most the first 1,000."""
     num_samples: int
     bad_samples: list[int]
-    """Those of them in which the tensor was bad; empty where it has no rows."""
+    """The rows in which the tensor was bad; empty if the tensor has no rows."""
     causes: list[str]
-    """What may have led there, the likeliest first."""
+    """Possible causes, most likely first."""
     steps: dict[str, Any]
-    """``columns`` and ``rows``: loss, norm of the gradients and learning rate of the last 20 steps,
-    this one included."""
+    """``columns`` and ``rows``: loss, gradient norm and learning rate of the last 20 steps,
+    including this one."""
     tensors: dict[str, Any]
     """``columns`` and ``rows``: statistics of the last tensors up to the bad one."""
 
 
 class ProbeEvent(_Event):
-    """A probe was attached, changed or removed while the job ran, or looking failed too often."""
+    """A probe was attached, changed or removed while the job ran, or it failed too often."""
 
     type: Literal["probe"]
     probe: str
     action: Literal["attached", "changed", "removed", "failed"]
     step: int
-    """The first step that was watched like this; of ``failed``, the step of the last failure."""
+    """The first step that the change applies to; for ``failed``, the step of the last failure."""
 
 
 class CommandEvent(_Event):
@@ -190,18 +190,18 @@ class CommandEvent(_Event):
     command: str
     state: Literal["applied", "rejected"]
     step: int
-    """The first step for which it holds."""
+    """The first step that it applies to."""
     set: dict[str, Any] | None = None
     do: Literal["checkpoint", "evaluate"] | None = None
     old: dict[str, Any] | None
-    """The settings that it changed, as they were."""
+    """The changed settings with their previous values."""
     new: dict[str, Any] | None
     by: str | None
-    """The owner of the key that asked."""
+    """The owner of the API key that created it."""
 
 
 class AdjustedEvent(_Event):
-    """The engine decided something by itself that the spec leaves open.
+    """The engine chose a value that the spec leaves open.
 
     How often a probe looks, so that watching takes no more than it may; what ``auto`` is here.
     """
@@ -219,19 +219,19 @@ class AdjustedEvent(_Event):
 
 
 class StalledEvent(_Event):
-    """The job makes no progress, although its worker lives. Told once, until it goes on."""
+    """The job makes no progress, although its worker is alive. Sent once per stall."""
 
     type: Literal["stalled"]
     step: int | None
     """The last step that it reported; null: none yet."""
     seconds: float
-    """Since the last sign of progress."""
+    """Seconds since the last progress."""
     action: Literal["warn", "restart", "fail"]
-    """What happens now: the spec's `on_stall`."""
+    """The action taken, from `on_stall` of the spec."""
 
 
 class GapEvent(_Event):
-    """Older events were deleted; the log goes on with the one that is named."""
+    """Older events were deleted; the log continues at ``first_available``."""
 
     type: Literal["gap"]
     first_available: int

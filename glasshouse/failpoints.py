@@ -1,4 +1,4 @@
-"""Places at which a test makes a process die, fail or stand still. Off, a call does nothing.
+"""Failpoints: places at which a test makes a process die, fail or hang. Disabled by default.
 
 ``FAILPOINTS`` has one rule or several, separated by ``;``: ``NAME=ACTION`` or ``NAME=ACTION@N``,
 the N-th time that this process comes by (left out, the first). Actions: ``kill`` (SIGKILL of this
@@ -24,7 +24,7 @@ _ACTIONS = ("kill", "raise", "pause")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens at a point."""
+    """The action at a failpoint."""
 
     point: str
     action: str
@@ -47,7 +47,7 @@ class Rule:
 
 
 class Failpoints:
-    """The rules of one process, and how often it came by each point."""
+    """The rules of one process, and how often it reached each failpoint."""
 
     def __init__(self, rules: str, once: Path | None = None) -> None:
         self._rules = [Rule.read(text) for text in rules.split(";") if text.strip()]
@@ -56,7 +56,7 @@ class Failpoints:
         self._lock = threading.Lock()
 
     def __call__(self, name: str) -> None:
-        """Come by a point."""
+        """Reach a failpoint."""
         with self._lock:
             self._hits[name] += 1
             hit = self._hits[name]
@@ -93,4 +93,4 @@ def chosen(environment: Mapping[str, str]) -> Callable[[str], None]:
 
 
 failpoint = chosen(os.environ)
-"""Come by the point of this name."""
+"""Reach the failpoint of this name."""

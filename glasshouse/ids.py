@@ -1,4 +1,4 @@
-"""Prefixed, time-ordered ids. Knows nothing of what they name."""
+"""Prefixed, time-ordered ids."""
 
 import re
 import secrets

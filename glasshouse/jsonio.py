@@ -1,7 +1,7 @@
-"""JSON in which a non-finite number is a string, in both directions.
+"""JSON with NaN and Inf as strings, for encoding and decoding.
 
-Plain JSON has no NaN; most encoders turn it into null or fail. Here it is data:
-the strings "NaN", "Infinity" and "-Infinity" stand for it wherever a number may.
+Plain JSON has no NaN; most encoders write null or fail. Here, the strings "NaN", "Infinity" and
+"-Infinity" are allowed wherever a number is.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The lifeline of a process: a pipe that ends when whoever started it is gone."""
+"""The lifeline of a process: a pipe that closes when the parent process is gone."""
 
 import faulthandler
 import os
@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 
 VARIABLE = "GLASSHOUSE_LIFELINE_FD"
-"""The number of the pipe's read end, for a process that is to end with the one that started it."""
+"""The file descriptor of the pipe's read end, for a process that must end with its parent."""
 
 
 def follow_lifeline(end: Callable[[], None], *, within_s: float) -> None:
-    """Call ``end``, from a thread of its own, once the other end of the lifeline is gone.
+    """Call ``end`` in a thread once the parent process is gone.
 
-    Whatever then holds the process up for ``within_s`` seconds, it does not outlive its parent for
-    longer (`end_within`). Without a lifeline nothing is followed.
+    The process is then killed after ``within_s`` seconds at the latest (`end_within`). Does
+    nothing if there is no lifeline.
     """
     handle = os.environ.pop(VARIABLE, None)
     if handle is None:
@@ -31,8 +31,8 @@ def follow_lifeline(end: Callable[[], None], *, within_s: float) -> None:
 
 
 def end_within(seconds: float) -> None:
-    """A process that still runs then is ended with status 1; where its threads stood is on stderr.
+    """Exit with status 1 after this time and write the stacks of all threads to stderr.
 
-    The watch is kept outside of Python, so neither a lock nor the interpreter's own end stops it.
+    The timer runs outside of Python, so neither a lock nor interpreter shutdown stops it.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)

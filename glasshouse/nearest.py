@@ -1,11 +1,11 @@
-"""Names that were probably meant: "did you mean Linear?"."""
+"""Suggestions for misspelled names: "did you mean Linear?"."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _CUTOFF = 0.7
 _TIE = 0.08
-"""Names this much less alike than the best match are not suggested."""
+"""Names whose similarity is lower than the best match by more than this are not suggested."""
 _MOST = 3
 _OTHER_WORDS = {
     "learningrate": "lr",
@@ -22,7 +22,7 @@ _OTHER_WORDS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that a misspelled one is most like, best first; at most three.
+    """The known names most similar to a misspelled one, best first; at most three.
 
     Upper and lower case, underscores and hyphens make no difference.
     """
@@ -42,7 +42,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean Linear?"``, or nothing where no known name is like it."""
+    """``"; did you mean Linear?"``, or "" if no known name is similar."""
     found = nearest(name, known)
     return f"; did you mean {either(found)}?" if found else ""
 

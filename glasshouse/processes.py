@@ -1,7 +1,6 @@
 """Processes, identified by pid, boot and start time, so that a signal never reaches a reused pid.
 
-``psutil.Process`` knows the same for a process that it looked at itself. These identities are
-written to files and read by a later process, which psutil does not offer.
+Unlike ``psutil.Process``, these identities can be written to a file and read by a later process.
 """
 
 import contextlib
@@ -28,23 +27,23 @@ class Identity:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the machine has not started again since."""
+        """Whether the machine has not been rebooted since."""
         return self.started.startswith(f"{_boot_id()}:")
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has a pid now. None: there is none, or it has ended."""
+    """The process that has this pid now; None if there is none."""
     started = _started(pid)
     return None if started is None else Identity(pid, started)
 
 
 def alive(process: Identity) -> bool:
-    """Whether this very process still runs; one that waits to be reaped does not."""
+    """Whether this process still runs. A zombie does not."""
     return _started(process.pid) == process.started
 
 
 def signal_group(process: Identity, number: signal.Signals) -> bool:
-    """Signal the process group that a process leads. False: it is gone, nobody was signalled."""
+    """Signal the process group led by a process. Returns False if the process is gone."""
     if not alive(process):
         return False
     try:
@@ -95,7 +94,7 @@ def kill(process: Identity, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end(process: Identity, timeout_s: float) -> bool:
-    """Ask the process group of a process to end, kill it after a timeout. True: it is gone."""
+    """Terminate the process group of a process, and kill it after a timeout. True: it is gone."""
     signal_group(process, signal.SIGTERM)
     if wait_gone(process, timeout_s):
         return True
@@ -122,7 +121,7 @@ def _session(pid: int) -> int | None:
 
 @functools.cache
 def _boot_id() -> str:
-    """What differs after the machine has started again."""
+    """An id that changes when the machine is rebooted."""
     path = _PROC / "sys/kernel/random/boot_id"
     return path.read_text().strip() if path.exists() else str(int(_psutil().boot_time()))
 
@@ -134,7 +133,7 @@ def _pids() -> Iterable[int]:
 
 
 def _started(pid: int, *, dead: bool = False) -> str | None:
-    """When a process started; with ``dead`` also one that waits to be reaped."""
+    """When a process started; with ``dead``, also for a zombie."""
     if not _PROC.joinpath("self").exists():
         return _started_elsewhere(pid, dead=dead)
     try:

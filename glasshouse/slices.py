@@ -14,11 +14,11 @@ _PART = re.compile(
 
 
 class BadSlice(ValueError):
-    """It has another form, or a tensor has no such part."""
+    """The text is not a slice, or the slice is out of range."""
 
 
 def read(text: str) -> tuple[Index, ...]:
-    """Read a slice, whatever it is to be a slice of.
+    """Parse a slice without a shape.
 
     Raises:
         BadSlice: it has another form.
@@ -33,7 +33,7 @@ def read(text: str) -> tuple[Index, ...]:
 
 
 def parse(text: str, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Read a slice of a tensor of this shape; a range that is too long is cut, as in numpy.
+    """Parse a slice of a tensor of this shape; ranges are clipped to the shape, as in numpy.
 
     Raises:
         BadSlice: it has another form, too many axes, an index out of range, or a range that has

@@ -1,9 +1,9 @@
-"""No process of the service opens a pickle: a pickle is a program of whoever wrote it.
+"""Prevents unpickling in the processes of the service: a pickle can run arbitrary code.
 
-Two ways, both inherited by forks. ``refuse_unpickling`` makes the interpreter refuse the step with
-which a pickle names code to be called, and nothing can take it back; it costs a function call for
-each audited event, of which torch has twelve in a training step. ``seal_pickle`` costs nothing: it
-takes the functions that open pickles away, for processes that train.
+There are two ways, both inherited by forks. ``refuse_unpickling`` adds an audit hook, which cannot
+be removed, that refuses the lookup of code named in a pickle. It costs a function call per audited
+event; torch has twelve of them per training step. ``seal_pickle`` costs nothing: it replaces the
+functions that load pickles, for processes that train.
 """
 
 import _pickle
@@ -13,16 +13,16 @@ from typing import Any, NoReturn
 
 
 class UnpicklingRefused(RuntimeError):
-    """Something tried to open a pickle."""
+    """An attempt to load a pickle."""
 
 
 def refuse_unpickling() -> None:
-    """From now on, in this process and its forks, no pickle finds the code that it names."""
+    """Refuse, in this process and its forks, the lookup of code named in a pickle."""
     sys.addaudithook(_refuse)
 
 
 def seal_pickle() -> None:
-    """From now on, in this process and its forks, the functions that open pickles are gone."""
+    """Replace, in this process and its forks, the functions that load pickles."""
     for module in (pickle, _pickle):
         for name in ("load", "loads", "_load", "_loads"):
             if hasattr(module, name):

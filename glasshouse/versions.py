@@ -1,7 +1,7 @@
-"""Versions of other programs that matter: what is too old, and why."""
+"""Minimum versions of other programs."""
 
 LEAST_BROKER = {"valkey": (8, 0, 0), "redis": (7, 4, 6)}
-"""Older Redis has the hole CVE-2025-49844."""
+"""Older Redis has the vulnerability CVE-2025-49844."""
 SAFE_SQLITE = (3, 51, 3)
 """From 3.7.0 on and before this, SQLite has the WAL-reset bug."""
 

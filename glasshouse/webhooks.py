@@ -1,4 +1,4 @@
-"""Signatures of webhooks, as the Standard Webhooks specification has them.
+"""Webhook signatures, as in the Standard Webhooks specification.
 
 A receiver calls ``verify`` with the raw body, the headers and the secret that it was shown when it
 made the webhook; any library for Standard Webhooks does the same.
@@ -17,7 +17,7 @@ TOLERANCE_S = 300.0
 
 
 class SignatureWrong(ValueError):
-    """The message was not signed with this secret, or not lately."""
+    """The message was not signed with this secret, or its timestamp is too old."""
 
 
 def new_secret() -> str:

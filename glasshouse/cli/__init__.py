@@ -1,4 +1,4 @@
-"""The command line: ``glasshouse``. It uses the client, and so only the public API."""
+"""The command line ``glasshouse``. It uses the client, and thus only the public API."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
     name="glasshouse",
-    help="Submit training jobs, watch them from the inside, and run the service.",
+    help="Submit and monitor training jobs, inspect layers, and run the service.",
     cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -39,11 +39,11 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _begin(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
     if json and not version:
-        raise typer.BadParameter("write it after the command", param_hint="--json")
+        raise typer.BadParameter("put it after the command", param_hint="--json")
     if version:
         shown = {"version": __version__}
         output.document(shown) if json else output.line(f"glasshouse {__version__}")
@@ -91,7 +91,7 @@ for process in (service.api, service.worker, service.migrate):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit code of contract and documentation."""
+    """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     output.never_fail_to_print()
     try:

@@ -1,4 +1,4 @@
-"""How long ago and how long, and the best that a job has reached."""
+"""Ages and durations, and the best metric of a job."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,12 +10,12 @@ from glasshouse.direction import direction_of
 
 
 def age(created_at: str, now: datetime | None = None) -> str:
-    """How long ago a time was: ``40 s``, ``3 min``, ``5 h``, ``12 d``."""
+    """The age of a time: ``40 s``, ``3 min``, ``5 h``, ``12 d``."""
     return short(_seconds(created_at, now))
 
 
 def lasted(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
-    """How long a job has run, without pauses; None: it has not begun."""
+    """The duration of a job without pauses; None if it has not started."""
     if not job.get("started_at"):
         return None
     until = job.get("ended_at") or job.get("paused_at")
@@ -25,7 +25,7 @@ def lasted(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
 
 
 def short(seconds: float) -> str:
-    """A time in its largest unit."""
+    """A duration in its largest unit."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size or (unit == "min" and seconds >= 100):
             return f"{seconds / size:.0f} {unit}"
@@ -33,9 +33,9 @@ def short(seconds: float) -> str:
 
 
 def best(summary: Mapping[str, Any]) -> str | None:
-    """The best value of an evaluation's first metric, else its lowest loss.
+    """The best value of the first validation metric, else the lowest validation loss.
 
-    As the dashboard's list has it; without evaluations the lowest loss of training.
+    The same as in the job list of the dashboard. Without evaluations: the lowest training loss.
     """
     judged = [name for name in summary if name.startswith("validation/")]
     name = next((one for one in judged if one != "validation/loss"), None)

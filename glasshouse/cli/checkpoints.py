@@ -1,4 +1,4 @@
-"""Commands about checkpoints: those that jobs made, and weights that were sent."""
+"""Commands for checkpoints: those of jobs and uploaded weights."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,17 +21,17 @@ def list_checkpoints(
         str | None,
         typer.Argument(
             metavar="[JOB]",
-            help="Only those of this job, by step.",
+            help="Only checkpoints of this job, by step.",
             autocompletion=completing.jobs,
         ),
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(help="The same as the argument.", autocompletion=completing.jobs),
+        typer.Option(help="Same as the argument.", autocompletion=completing.jobs),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, newest first. The state best: of its job, by checkpoint.keep_best."""
+    """List checkpoints, newest first. State best: the best of its job by checkpoint.keep_best."""
     if of is not None and job is not None:
         raise typer.BadParameter("give the job once", param_hint="--job")
     job = of or job
@@ -49,17 +49,19 @@ app = group("List, upload, download and delete checkpoints.", list_checkpoints)
 
 
 def _state(item: Checkpoint) -> str:
-    """In a word: the best of a job is complete."""
+    """The state, or ``best`` for the best checkpoint of a job."""
     return "best" if item.data.get("best") else item.state
 
 
 @app.command(cls=Command)
 def upload(
-    file: Annotated[Path, typer.Argument(help="A safetensors file that says its network.")],
-    name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A safetensors file with the network in its metadata.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Default: the file name.")] = None,
     json: Json = False,
 ) -> None:
-    """Send weights, streamed. Prints the checkpoint's id."""
+    """Upload weights. Prints the checkpoint id."""
     with Client() as client:
         made = client.checkpoints.upload(file, name=name)
     if json:
@@ -71,10 +73,10 @@ def upload(
 @app.command(cls=Command)
 def download(
     checkpoint: CheckpointId,
-    file: Annotated[Path, typer.Argument(help="Where the safetensors file goes.")],
+    file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     json: Json = False,
 ) -> None:
-    """Save the weights of a checkpoint."""
+    """Download the weights of a checkpoint."""
     with Client() as client:
         checkpoint = naming.checkpoint_id(client, checkpoint)
         file.write_bytes(client.checkpoints.get(checkpoint).read_weights())
@@ -94,4 +96,4 @@ def delete(checkpoint: CheckpointId, json: Json = False) -> None:
     if json:
         output.document({"id": checkpoint, "deleted": True})
     else:
-        output.tell(f"{checkpoint} is deleted")
+        output.tell(f"{checkpoint} deleted")

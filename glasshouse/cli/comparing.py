@@ -1,4 +1,4 @@
-"""The command that sets jobs side by side: compare."""
+"""The command compare."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
@@ -11,21 +11,21 @@ from glasshouse.client import Client, Job
 from glasshouse.events import is_upkeep
 
 _MOST = 60
-"""Characters of a setting's value."""
+"""The maximum number of characters of a setting's value."""
 
 
 def compare(
     jobs: Annotated[
         list[str],
         completing.named(
-            "JOB JOB…", completing.jobs, "Two or more: ids or beginnings of them, names, or 'last'."
+            "JOB JOB…", completing.jobs, "Two or more job ids or id prefixes, names, or 'last'."
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Set jobs side by side: their metrics, and the settings in which they differ."""
+    """Compare the metrics and differing settings of jobs side by side."""
     if len(jobs) < 2:
-        raise typer.BadParameter("give two jobs or more", param_hint="JOB")
+        raise typer.BadParameter("pass two or more jobs", param_hint="JOB")
     with Client() as client:
         ids = dict.fromkeys(naming.job_id(client, job) for job in jobs)
         found = [client.jobs.get(job) for job in ids]
@@ -36,8 +36,8 @@ def compare(
     }
     settings = _differences(specs)
     if json:
-        told = {"jobs": [job.data for job in found], "metrics": metrics, "settings": settings}
-        output.document(told)
+        data = {"jobs": [job.data for job in found], "metrics": metrics, "settings": settings}
+        output.document(data)
         return
     heads = [str(job.data.get("name") or job.id) for job in found]
     output.table(["id", "name"], ([job.id, job.data.get("name")] for job in found), short={"name"})
@@ -55,13 +55,13 @@ def compare(
 
 
 def _metrics(jobs: Sequence[Job]) -> list[str]:
-    """The names of metrics that any of the jobs has, without those of the machine."""
+    """The names of the metrics of all jobs, without system metrics."""
     names = dict.fromkeys(name for job in jobs for name in job.summary)
     return [name for name in names if not is_upkeep(name)]
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """A spec as settings by dotted path; a layer is found by its name."""
+    """A spec as settings by dotted path; layers are keyed by name."""
     if isinstance(value, Mapping):
         items = list(cast("Mapping[str, Any]", value).items())
     elif (

@@ -1,4 +1,4 @@
-"""What the shell may complete with: what the service knows. Silent when it does not answer."""
+"""Shell completion with names from the service. Offers nothing if the service does not respond."""
 
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -10,7 +10,7 @@ from glasshouse.client import Client
 from glasshouse.errors import GlasshouseError
 
 WITHIN_S = 0.3
-"""A key was pressed: rather nothing than a wait."""
+"""The timeout of a completion request, in seconds."""
 MOST = 50
 
 Offers = Generator[tuple[str, str]]
@@ -19,9 +19,9 @@ Offers = Generator[tuple[str, str]]
 def named(
     metavar: str,
     complete: Callable[[str], Offers],
-    about: str = "Its id or the beginning of it, its name, or 'last'.",
+    about: str = "The id or an id prefix, the name, or 'last'.",
 ) -> Any:
-    """An argument that names a thing, or several, as `glasshouse.cli.naming` finds them."""
+    """An argument for one or several resources, resolved by `glasshouse.cli.naming`."""
     return typer.Argument(metavar=metavar, help=about, autocompletion=complete)
 
 
@@ -41,22 +41,22 @@ def checkpoints(incomplete: str) -> Offers:
 
 
 def sources(incomplete: str) -> Offers:
-    """What outputs can be asked of: jobs and checkpoints."""
+    """Sources of an inference: jobs and checkpoints."""
     yield from checkpoints(incomplete) if incomplete.startswith("c") else jobs(incomplete)
 
 
 def metrics(context: typer.Context, incomplete: str) -> Offers:
-    """The metrics of the job that stands before."""
+    """The metrics of the job in the preceding argument."""
     yield from _offers(f"/jobs/{context.params.get('job')}/metrics", incomplete, "name")
 
 
 def layers(context: typer.Context, incomplete: str) -> Offers:
-    """The layers of the job that stands before."""
+    """The layers of the job in the preceding argument."""
     yield from _offers(f"/jobs/{context.params.get('job')}/layers", incomplete, "name")
 
 
 def _offers(path: str, incomplete: str, key: str = "id") -> Offers:
-    """One page of a list, and what to say of each entry."""
+    """The entries of one page of a list, each with a description."""
     found: list[dict[str, Any]] = []
     with (
         suppress(GlasshouseError, OSError, ValueError),
@@ -65,5 +65,5 @@ def _offers(path: str, incomplete: str, key: str = "id") -> Offers:
         found = client.request("GET", f"/api/v1{path}", params={"limit": MOST}).json()["data"]
     for entry in found:
         if entry[key].startswith(incomplete):
-            told = (entry.get(word) for word in ("state", "type", "name") if word != key)
-            yield entry[key], " ".join(str(word) for word in told if word)
+            words = (entry.get(word) for word in ("state", "type", "name") if word != key)
+            yield entry[key], " ".join(str(word) for word in words if word)

@@ -1,4 +1,4 @@
-"""Commands that steer a job: pause, resume, retry, fork, set."""
+"""Commands for live control of a job: pause, resume, retry, fork, set."""
 
 from typing import Annotated, Any
 
@@ -15,19 +15,19 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it
 
 
 def pause(job: JobId, json: Json = False) -> None:
-    """Ask a job to save a checkpoint and free its devices."""
+    """Pause a job: save a checkpoint and free its devices."""
     with Client() as client:
         _told(client.jobs.pause(naming.job_id(client, job)), as_json=json)
 
 
 def resume(job: JobId, json: Json = False) -> None:
-    """Go on with a paused job, from its checkpoint."""
+    """Resume a paused job from its checkpoint."""
     with Client() as client:
         _told(client.jobs.resume(naming.job_id(client, job)), as_json=json)
 
 
 def retry(job: JobId, watch: Watch = False, json: Json = False) -> None:
-    """Submit the spec of a job that has ended again. Prints the new job's id."""
+    """Submit the spec of an ended job as a new job. Prints its id."""
     with Client() as client:
         _made(client.jobs.retry(naming.job_id(client, job)), watch=watch, as_json=json)
 
@@ -39,10 +39,14 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
         list[str] | None,
         typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change the spec by a dotted path."),
     ] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Its id. Left out: the newest.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint, instead.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The checkpoint id. Default: newest.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="The step of the checkpoint, instead of its id.")
+    ] = None,
     load: Annotated[
-        str | None, typer.Option(help="all goes on with the run, model takes the weights only.")
+        str | None, typer.Option(help="all: resume the run. model: load the weights only.")
     ] = None,
     device: OnDevice = None,
     watch: Watch = False,
@@ -67,13 +71,13 @@ def set_(
         list[str],
         typer.Argument(
             metavar="NAME=VALUE…",
-            help="lr=0.001, momentum=0.8: of the optimizer. grad_clip.max=1, stop.steps=2000.",
+            help="Optimizer: lr=0.001, momentum=0.8. Others: grad_clip.max=1, stop.steps=2000.",
         ),
     ],
-    wait: Annotated[bool, typer.Option("--wait", help="Until a step begins with it.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the change is applied.")] = False,
     json: Json = False,
 ) -> None:
-    """Change settings of a running job, all at one step."""
+    """Change settings of a running job, all at the same step."""
     changes = dict(_setting(text) for text in settings)
     with Client() as client:
         job = naming.job_id(client, job)
@@ -93,7 +97,7 @@ def set_(
 def _setting(text: str) -> tuple[str, Any]:
     name, found, value = text.partition("=")
     if not found or not name:
-        raise typer.BadParameter(f"{text!r}: write it like lr=0.001")
+        raise typer.BadParameter(f"{text!r} is not of the form lr=0.001")
     try:
         read = jsonio.loads(value)
     except ValueError:

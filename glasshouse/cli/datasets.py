@@ -1,4 +1,4 @@
-"""Commands about datasets, and the devices that jobs run on."""
+"""Commands for datasets and devices."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,23 +36,23 @@ app = group("List, upload, show and delete datasets.", list_datasets)
 @app.command(cls=Command)
 def upload(
     file: Annotated[Path, typer.Argument(help="The file, or 'digits' for the built-in one.")],
-    name: Annotated[str | None, typer.Option(help="Left out, the file's name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Default: the file name.")] = None,
     format: Annotated[  # noqa: A002 - the API's word
-        str | None, typer.Option(help="Left out, told from the file's name.")
+        str | None, typer.Option(help="Default: inferred from the file name.")
     ] = None,
     resize: Annotated[
-        str | None, typer.Option(metavar="HxW", help="Of images: height x width, as in 32x32.")
+        str | None, typer.Option(metavar="HxW", help="Resize images to height x width, e.g. 32x32.")
     ] = None,
     header: Annotated[
         bool | None,
         typer.Option(
             "--header/--no-header",
-            help="Of csv and tsv: whether the first row names the columns. Left unset, found out.",
+            help="For csv and tsv: whether the first row has column names. Default: detected.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Upload a file, streamed, and wait until it is ready. Prints the dataset's id."""
+    """Upload a file and wait until it is ready. Prints the dataset id."""
     with Client() as client:
         if not file.exists() and str(file) in client.info()["capabilities"]["builtin_datasets"]:
             dataset = client.datasets.create(str(file))

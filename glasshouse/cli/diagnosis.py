@@ -1,4 +1,4 @@
-"""What ``glasshouse doctor`` looks at: each finding with how to mend it. Imports no torch."""
+"""The checks of ``glasshouse doctor``, each with a fix. Does not import torch."""
 
 import json
 import os
@@ -26,27 +26,27 @@ TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
 MEND_KERNEL = (
-    "Same numbers, slower. Get a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf "
-    "install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then install glasshouse "
-    "anew, or in a checkout: python -m engine.native"
+    "Same results, but slower. Install a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: "
+    "dnf install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then reinstall "
+    "glasshouse, or in a checkout: python -m engine.native"
 )
 MEND_PAGE = (
     "The API works all the same. In a checkout: make page (with Node 20 or newer, or with one from "
     "PyPI); else get Node, then install glasshouse anew"
 )
 MEND_READY = {
-    "database": "Is the database server up? Look at logs/api.log.",
+    "database": "Check that the database server runs. See logs/api.log.",
     "schema": "Stop every API and worker, then: glasshouse backup DIRECTORY, glasshouse migrate.",
-    "database_write": "Is the disk full, or does somebody hold the database? Look at logs/api.log.",
+    "database_write": "Check for a full disk or a locked database. See logs/api.log.",
     "integrity": "Stop the service and restore the last backup: glasshouse restore.",
-    "broker": "Look at logs/valkey.log; 'glasshouse up' starts it again. Jobs run all the same.",
-    "workers": "Look at logs/worker.log. Start one: glasshouse worker; restart unresponsive ones.",
-    "sweepers": "Start a worker: nobody looks for lost jobs. Look at logs/worker.log.",
-    "planner": "It starts again by itself; if it does not, look at logs/api.log.",
-    "disk": "Free space: glasshouse purge --dry-run says what could go.",
-    "draining": "The API is ending; ask again when it is back.",
-    "sqlite": "For data that must not be lost use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
-    "broker_version": "Install a newer Valkey or Redis; 'glasshouse up' prefers one on the path.",
+    "broker": "See logs/valkey.log; 'glasshouse up' restarts it. Jobs run without it.",
+    "workers": "See logs/worker.log. Start one: glasshouse worker; restart unresponsive ones.",
+    "sweepers": "Start a worker: no worker looks for lost jobs. See logs/worker.log.",
+    "planner": "It restarts automatically; if it does not, see logs/api.log.",
+    "disk": "Free disk space: glasshouse purge --dry-run shows what can be deleted.",
+    "draining": "The API is shutting down; try again when it is back.",
+    "sqlite": "For data that must not be lost, use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
+    "broker_version": "Install a newer Valkey or Redis; 'glasshouse up' prefers one on PATH.",
     "file_system": "Set GLASSHOUSE_HOME to a local disk.",
 }
 MEND_CUDA_KERNEL = (
@@ -60,7 +60,7 @@ _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.M
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -73,7 +73,7 @@ class Check:
 
 
 def examine(home: Path) -> list[Check]:
-    """Look at everything."""
+    """Run all checks."""
     checks: list[Callable[[Path], Check]] = [
         _python,
         _torch,
@@ -146,25 +146,25 @@ def _cuda_kernel(home: Path) -> Check:
     """The kernel of the statistics on CUDA."""
     build = torch_build()
     if build is None or build[1] is None or not has_nvidia_driver():
-        return Check("cuda kernel", "ok", "is not needed: jobs run on the CPU")
+        return Check("cuda kernel", "ok", "not needed: jobs run on the CPU")
     return _path_of_statistics(
         "cuda kernel", "CUDA", "engine.probes.statistics.triton_check", MEND_CUDA_KERNEL
     )
 
 
 def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check:
-    """Which of the two paths statistics take, asked in a process of the engine's."""
+    """Whether statistics use the native kernel, checked in a process of the engine."""
     code, out, err = _asked(module)
     if code == 0:
         return Check(name, "ok", f"statistics on {device} are native: {out}")
     if code is None:
         return Check(name, "warn", f"cannot be asked: {err}", mend)
     said = (out or err or "no answer").splitlines()[-1]
-    return Check(name, "warn", f"statistics on {device} take the plain path: {said}", mend)
+    return Check(name, "warn", f"statistics on {device} use the slow path: {said}", mend)
 
 
 def metrics(home: Path) -> Check:
-    """Whether torchmetrics can be imported, which other packages can prevent."""
+    """Whether torchmetrics can be imported; other packages can break the import."""
     code, out, err = _asked("engine.metrics.torch_metrics")
     if code == 0:
         return Check("metrics", "ok", out)
@@ -209,18 +209,18 @@ def _sqlite(home: Path) -> Check:
         return Check(
             "sqlite",
             "warn",
-            f"{sqlite3.sqlite_version} has the WAL-reset bug (mended in 3.51.3)",
-            "For data that must not be lost use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
+            f"{sqlite3.sqlite_version} has the WAL-reset bug (fixed in 3.51.3)",
+            "For data that must not be lost, use PostgreSQL: set GLASSHOUSE_DATABASE_URL.",
         )
     return Check("sqlite", "ok", sqlite3.sqlite_version)
 
 
 def _permissions(home: Path) -> Check:
     if not home.exists():
-        return Check("home", "ok", f"{home} will be made by 'glasshouse up'")
+        return Check("home", "ok", f"{home} will be created by 'glasshouse up'")
     path = open_to_others(home)
     if path is not None:
-        return Check("home", "fail", f"{path} is open to others", f"chmod go= {path}")
+        return Check("home", "fail", f"{path} is accessible to others", f"chmod go= {path}")
     return Check("home", "ok", str(home))
 
 
@@ -231,7 +231,7 @@ def _disk(home: Path) -> Check:
     free = shutil.disk_usage(place).free
     told = f"{free / 1024**3:.1f} GiB free at {place}"
     if free < LEAST_FREE_BYTES:
-        return Check("disk", "warn", told, "Checkpoints and captures need room: free some.")
+        return Check("disk", "warn", told, "Checkpoints and captures need space: free some.")
     return Check("disk", "ok", told)
 
 
@@ -244,7 +244,7 @@ def _socket_path(home: Path) -> Check:
 
 
 def _host(home: Path) -> list[Check]:
-    """Settings, disks and database, looked at by a process that knows of them."""
+    """Settings, disks and database, checked in a process of the service."""
     command = [sys.executable, "-m", "models.check"]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
@@ -263,7 +263,7 @@ def _host(home: Path) -> list[Check]:
 
 
 def _readiness(home: Path) -> list[Check]:
-    """What a running service says of itself."""
+    """The readiness checks of a running service."""
     runtime = read_runtime(home)
     if not runtime.get("pid"):
         return []

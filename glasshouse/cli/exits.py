@@ -1,4 +1,4 @@
-"""Exit codes: how a command ended, for scripts."""
+"""Exit codes of commands."""
 
 from glasshouse.errors import (
     APIConnectionError,
@@ -21,7 +21,7 @@ TIMEOUT = 6
 CANCELLED = 7
 UNREACHABLE = 8
 DETACHED = 130
-"""Ctrl-C: what was watched goes on."""
+"""Ctrl-C while watching: the job continues."""
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (JobFailed, JOB_FAILED),
@@ -35,5 +35,5 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 def code_of(error: GlasshouseError | OSError | ValueError) -> int:
-    """The exit code that belongs to an error."""
+    """The exit code for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ERROR)

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, watch, show, list, logs, cancel, delete."""
+"""Commands for jobs: submit, watch, show, list, logs, cancel, delete."""
 
 import sys
 from pathlib import Path
@@ -35,14 +35,14 @@ OnDevice = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        help="The device to run on: auto, cpu, cuda, or one of several such as cuda:1.",
+        help="The device to run on: auto, cpu, cuda, or a specific GPU such as cuda:1.",
         callback=_checked_device,
     ),
 ]
 
 
 def submit(
-    file: Annotated[str, typer.Argument(help="A job spec in JSON; - reads standard input.")],
+    file: Annotated[str, typer.Argument(help="A job spec in JSON. -: standard input.")],
     set_: Annotated[
         list[str] | None,
         typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change the spec by a dotted path."),
@@ -52,11 +52,11 @@ def submit(
         typer.Option(
             "--data",
             metavar="SPLIT=SOURCE",
-            help="A file to upload, a dataset's id or name, or digits.",
+            help="A file to upload, a dataset id or name, or digits.",
         ),
     ] = None,
     device: OnDevice = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch the job until it ends.")] = False,
     json: Json = False,
 ) -> None:
     """Submit a job. Prints its id."""
@@ -85,13 +85,13 @@ def page_of(client: Client, job: Job) -> str:
 
 
 def watch(job: JobId, json: Json = False) -> None:
-    """Watch a job until it ends. Ctrl-C stops watching; the job goes on."""
+    """Watch a job until it ends. Ctrl-C stops watching; the job continues."""
     with Client() as client:
         watch_job(client.jobs.get(naming.job_id(client, job)), as_json=json)
 
 
 def show(job: JobId, json: Json = False) -> None:
-    """Show a job: its state, times, devices, newest and best metrics, and why it failed."""
+    """Show the state, times, devices, metrics and error of a job."""
     with Client() as client:
         found = client.jobs.get(naming.job_id(client, job))
         address = page_of(client, found)
@@ -128,27 +128,27 @@ _FACTS = (
 def delete(
     jobs: Annotated[
         list[str],
-        completing.named("JOB…", completing.jobs, "Ids or beginnings of them, names, or 'last'."),
+        completing.named("JOB…", completing.jobs, "Ids or id prefixes, names, or 'last'."),
     ],
     json: Json = False,
 ) -> None:
-    """Delete jobs that have ended, with all that they made: metrics, tensors, checkpoints."""
+    """Delete ended jobs with all their metrics, tensors and checkpoints."""
     with Client() as client:
         ids = [naming.job_id(client, job) for job in jobs]
         for job in dict.fromkeys(ids):
             client.jobs.delete(job)
             if not json:
-                output.tell(f"{job} is deleted")
+                output.tell(f"{job} deleted")
     if json:
         output.document([{"id": job, "deleted": True} for job in dict.fromkeys(ids)])
 
 
 def list_jobs(
-    state: Annotated[list[str] | None, typer.Option(help="Only these states.")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in these states.")] = None,
     kind: Annotated[str | None, typer.Option(help="train or infer.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY:VALUE")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
@@ -178,12 +178,12 @@ def _row(job: Job) -> list[Any]:
 
 def logs(
     job: JobId,
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only of this process.")] = None,
-    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only lines of this rank.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last n lines.")] = None,
     json: Json = False,
 ) -> None:
-    """Print what a job's processes printed. With -f and --json: one JSON document per event."""
+    """Print the log of a job. With -f and --json: one JSON document per event."""
     with Client() as client:
         job = naming.job_id(client, job)
         if not follow_:
@@ -201,10 +201,10 @@ def logs(
 
 def cancel(
     job: JobId,
-    force: Annotated[bool, typer.Option("--force", help="End its processes at once.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill its processes immediately.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a job to stop at its next step."""
+    """Cancel a job at its next step boundary."""
     with Client() as client:
         job = naming.job_id(client, job)
         answered = client.jobs.cancel(job, force=force)
@@ -238,12 +238,12 @@ def _read_spec(file: str) -> dict[str, Any]:
     except ValueError as cause:
         raise ValueError(f"{file} is not JSON: {cause}") from cause
     if not isinstance(spec, dict):
-        raise ValueError(f"{file} must hold one JSON object, the job's spec")
+        raise ValueError(f"{file} must contain one JSON object, the job spec")
     return cast("dict[str, Any]", spec)
 
 
 def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
-    """Write what ``--data`` names into the spec, then the ids of all datasets, each made once."""
+    """Put the datasets of ``--data`` into the spec, then resolve all datasets to ids."""
     known: dict[str, Dataset] = {}
 
     def dataset_of(source: str) -> Dataset:
@@ -254,7 +254,7 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
     for text in sources:
         part, found, source = text.partition("=")
         if not found or not source:
-            raise ValueError(f"--data {text!r}: write it like train=rows.csv")
+            raise ValueError(f"--data {text!r} is not of the form train=rows.csv")
         dataset = dataset_of(source)
         split = part if part in dataset.splits else next(iter(dataset.splits), "all")
         data = spec.setdefault("data", {})
@@ -281,13 +281,13 @@ def dataset_of_source(client: Client, source: str) -> Dataset:
     try:
         return client.datasets.named(source)
     except NotFoundError as error:
-        detail = f"{source!r} is neither a file, nor one of {', '.join(BUILTINS)}, nor the id or"
-        detail += f" name of one dataset. {error.problem.get('detail', '')}"
+        detail = f"{source!r} is not a file, a built-in dataset ({', '.join(BUILTINS)}), or the id"
+        detail += f" or name of a dataset. {error.problem.get('detail', '')}"
         raise ValueError(detail.strip()) from None
 
 
 def tell_notes(dataset: Dataset) -> None:
-    """What the reader of an uploaded file says of it."""
+    """Print the notes of the reader of an uploaded file."""
     for note in dataset.data.get("notes") or ():
         output.tell(f"note: {note['detail']}")
 

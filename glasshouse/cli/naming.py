@@ -1,4 +1,4 @@
-"""Which job, dataset or checkpoint is meant: an id, the beginning of one, a name, or ``last``."""
+"""Resolves an id, an id prefix, a name or ``last`` to a job, dataset or checkpoint."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -127,8 +127,8 @@ def _only(found: list[Any], kind: _Kind, given: str, entries: Callable[[], Itera
         if given.startswith(f"{kind.prefix}_"):
             return given  # the service says best what there is not
         meant = did_you_mean(given, (entry["name"] for entry in entries() if entry.get("name")))
-        raise _missing(f"no {kind.word} has the name {given!r}, or an id that begins so{meant}")
-    lines = [f"{given!r} may be one of {len(found)} {kind.word}s; name one by more of its id:"]
+        raise _missing(f"no {kind.word} has the name or id prefix {given!r}{meant}")
+    lines = [f"{given!r} matches {len(found)} {kind.word}s; use a longer id prefix:"]
     for entry in found[:_SHOWN]:
         told = (entry.get(word) for word in ("state", "name", "created_at"))
         lines.append("  ".join(["", entry["id"], *(str(word) for word in told if word)]))

@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, everything for people to stderr."""
+"""Output of commands: data to stdout, messages to stderr."""
 
 import io
 import re
@@ -36,7 +36,7 @@ def line(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Tell the user something that is not data."""
+    """Print a message to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -173,13 +173,13 @@ def never_fail_to_print() -> None:
 
 
 def misused() -> None:
-    """Tell a program that the command was not understood; people are told on stderr."""
-    detail = "The command was not understood; stderr says why."
+    """Print a usage error as JSON; the message for users is on stderr."""
+    detail = "Invalid usage; see stderr."
     document({"error": {"kind": "UsageError", "detail": detail, "exit_code": exits.USAGE}})
 
 
 def failure(error: Exception, code: int, *, as_json: bool) -> None:
-    """Tell why a command failed; with ``--json`` also as the document on stdout."""
+    """Print why a command failed; with ``--json``, also as a document on stdout."""
     text = error.detail if isinstance(error, GlasshouseError) else str(error)
     if as_json:
         told: dict[str, Any] = {"kind": type(error).__name__, "detail": text, "exit_code": code}

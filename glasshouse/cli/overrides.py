@@ -13,7 +13,7 @@ def apply(spec: dict[str, Any], text: str) -> None:
     """
     path, found, value = text.partition("=")
     if not found or not path:
-        raise ValueError(f"-s {text!r}: write it like optimizer.args.lr=0.001")
+        raise ValueError(f"-s {text!r} is not of the form optimizer.args.lr=0.001")
     *way, last = path.split(".")
     place: Any = spec
     for number, name in enumerate(way):

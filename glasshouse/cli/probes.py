@@ -1,4 +1,4 @@
-"""The command about what is watched of a job: probe."""
+"""The command probe."""
 
 from typing import Annotated
 
@@ -14,54 +14,54 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     job: JobId,
     *,
     layers: Annotated[
-        list[str] | None, typer.Option(help="A glob over layers and parameters; may repeat.")
+        list[str] | None, typer.Option(help="A glob over layers and parameters; repeatable.")
     ] = None,
     kinds: Annotated[
         list[str] | None,
         typer.Option(
-            help="output, input, output_grad, param, param_grad, update, optim_state; commas, or "
-            "may repeat."
+            help="output, input, output_grad, param, param_grad, update, optim_state; "
+            "comma-separated or repeated."
         ),
     ] = None,
-    every: Annotated[int | None, typer.Option(help="On every n-th step. Left out: 1.")] = None,
-    at: Annotated[list[int] | None, typer.Option(help="On this step; may repeat.")] = None,
+    every: Annotated[int | None, typer.Option(help="Observe every n-th step. Default: 1.")] = None,
+    at: Annotated[list[int] | None, typer.Option(help="Observe this step; repeatable.")] = None,
     on: Annotated[
-        str | None, typer.Option(help="nonfinite: the last 20 steps, with the first bad one.")
+        str | None, typer.Option(help="nonfinite: the last 20 steps up to the first NaN or Inf.")
     ] = None,
-    phase: Annotated[
-        str | None, typer.Option(help="evaluate: look at evaluations. Left out: train.")
-    ] = None,
+    phase: Annotated[str | None, typer.Option(help="train or evaluate. Default: train.")] = None,
     max_overhead: Annotated[
         float | None,
-        typer.Option(help="Widen the interval beyond this fraction of step time. 0: never."),
+        typer.Option(help="Maximum fraction of step time; widens the interval. 0: no limit."),
     ] = None,
     start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
     stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
     want: Annotated[
         list[str] | None,
-        typer.Option(help="stats, histogram, quantiles, full, sample; commas, or may repeat."),
+        typer.Option(
+            help="stats, histogram, quantiles, full, sample; comma-separated or repeated."
+        ),
     ] = None,
     slice_: Annotated[
-        str | None, typer.Option("--slice", help="The part that full keeps: 0:4,:,::2.")
+        str | None, typer.Option("--slice", help="The part that full stores: 0:4,:,::2.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(help="What full or sample may keep of one tensor.")
+        int | None, typer.Option(help="Maximum bytes per tensor that full or sample stores.")
     ] = None,
     point: Annotated[
-        str | None, typer.Option(help="Where param_grad is taken: raw, or clipped.")
+        str | None, typer.Option(help="param_grad before or after clipping: raw or clipped.")
     ] = None,
     lossless: Annotated[
-        bool, typer.Option("--lossless", help="Make training wait for room; drop no tensor.")
+        bool, typer.Option("--lossless", help="Block training rather than drop tensors.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List what is watched.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the probes.")] = False,
     remove: Annotated[
-        str | None, typer.Option(metavar="PROBE", help="Remove a probe by its id (prb_…).")
+        str | None, typer.Option(metavar="PROBE", help="Remove a probe by id (prb_…).")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Watch more of a running job, list what is watched, or stop watching."""
+    """Attach, list or remove the probes of a running job."""
     if (bool(layers) + list_ + (remove is not None)) != 1:
-        raise typer.BadParameter("give one of --layers, --list, --remove")
+        raise typer.BadParameter("pass one of --layers, --list, --remove")
     with Client() as client:
         found = client.jobs.get(naming.job_id(client, job))
         if list_:
@@ -72,7 +72,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             if json:
                 output.document(gone.data)
             else:
-                output.tell(f"{gone.id} is removed")
+                output.tell(f"{gone.id} removed")
             return
         made = found.probe(
             _split(layers),
@@ -95,7 +95,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
         return
     output.line(made.id)
     size = output.size(made.bytes_per_step)
-    output.tell(f"it looks at {', '.join(made.matched)}: {size} on a step on which it is due")
+    output.tell(f"observes {', '.join(made.matched)}: {size} per observed step")
 
 
 def _split(given: list[str] | None) -> list[str]:
@@ -120,7 +120,7 @@ def _print(found: list[Probe], *, as_json: bool) -> None:
 
 
 def _when(probe: Probe) -> str:
-    """When it looks, as it was asked and as it is."""
+    """The requested and current schedule of a probe."""
     if probe.at:
         return f"at {len(probe.at)} steps"
     asked = probe.every or 1

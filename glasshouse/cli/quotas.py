@@ -1,4 +1,4 @@
-"""The command about quotas."""
+"""The command quota."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from glasshouse.client import Client
 
 
 def quota(
-    owner: Annotated[str | None, typer.Argument(help="Left out: the owner of the key.")] = None,
+    owner: Annotated[str | None, typer.Argument(help="Default: the owner of the key.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="A limit; null: the settings'."),
+        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Set a limit. null: the default."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what an owner may use and uses; with -s change it (for admins)."""
+    """Show the quotas and usage of an owner; with -s, change limits (admins only)."""
     with Client() as client:
         found = client.quotas.get(owner)
         if changes:

@@ -1,4 +1,4 @@
-"""Commands about what came of a job: metrics, layers, inference."""
+"""Commands for the results of a job: metrics, layers, inference."""
 
 import sys
 from collections import Counter
@@ -29,11 +29,13 @@ def metrics(
     job: JobId,
     name: Annotated[
         str | None,
-        typer.Argument(help="One metric; left out, a table.", autocompletion=completing.metrics),
+        typer.Argument(
+            help="A metric. Default: a table of all.", autocompletion=completing.metrics
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print a job's metrics: a table of all, or the steps and values of one."""
+    """Print a table of a job's metrics, or the steps and values of one."""
     with Client() as client:
         job = naming.job_id(client, job)
         found = client.jobs.get(job)
@@ -67,17 +69,17 @@ def layers(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="Of a captured tensor: output, input, output_grad, param, param_grad, update or "
-            "optim_state. Default: output."
+            help="The kind of captured tensor: output, input, output_grad, param, param_grad, "
+            "update or optim_state. Default: output."
         ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="Of a captured tensor: a step's number. Default: latest.")
+        str | None, typer.Option(help="The step of the captured tensor. Default: latest.")
     ] = None,
     save: Save = None,
     json: Json = False,
 ) -> None:
-    """Print a job's layers, or a layer's statistics; with an option one captured tensor of it."""
+    """Print a job's layers or a layer's statistics; with options, one captured tensor."""
     with Client() as client:
         job = naming.job_id(client, job)
         found = client.jobs.get(job)
@@ -105,7 +107,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Argument(
             metavar="JOB",
-            help="A job or a checkpoint: its id or the beginning of it, its name, or 'last'.",
+            help="A job or checkpoint: the id or an id prefix, the name, or 'last'.",
             autocompletion=completing.sources,
         ),
     ],
@@ -113,17 +115,17 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     data: Annotated[
         str,
         typer.Option(
-            help="A dataset's id or name, or a file to upload.",
+            help="A dataset id or name, or a file to upload.",
             autocompletion=completing.datasets,
         ),
     ],
     split: Annotated[
-        str | None, typer.Option(help="Left unset, test where there is one, else the first.")
+        str | None, typer.Option(help="Default: test if it exists, else the first.")
     ] = None,
     outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
     fields: Annotated[
         str | None,
-        typer.Option(help="value, id, prob. Left unset, value, and of a classifier all three."),
+        typer.Option(help="value, id, prob. Default: value; all three for a classifier."),
     ] = None,
     device: OnDevice = None,
     save: Save = None,
@@ -273,6 +275,6 @@ def _save(path: Path, tensors: dict[str, Array]) -> None:
         path.write_bytes(write_tensors(tensors))
     else:
         raise ValueError(
-            f"cannot save {len(tensors)} tensors to {path.name}: name it .npz or .safetensors, "
-            "or .npy for one tensor; outputs of infer also .csv, .jsonl or .parquet"
+            f"cannot save {len(tensors)} tensors to {path.name}: use .npz or .safetensors, "
+            "or .npy for one tensor; for outputs of infer, also .csv, .jsonl or .parquet"
         )

@@ -26,16 +26,16 @@ DETACHED_READY_S = 180.0
 DOWN_S = 90.0
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Left out: $GLASSHOUSE_HOME, or ~/.glasshouse.")
+    Path | None, typer.Option("--home", help="Default: $GLASSHOUSE_HOME, or ~/.glasshouse.")
 ]
 
 
 def up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8420,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8420,
     home: Home = None,
-    workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 1,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it runs.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers.")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the service runs.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the dashboard.")] = False,
     json: Json = False,
 ) -> None:
     """Run the whole service on this machine: broker, API and workers. Ctrl-C stops it."""
@@ -52,15 +52,15 @@ def up(
 
 
 def down(home: Home = None, json: Json = False) -> None:
-    """Stop the service that 'up' runs, and wait until it has ended."""
+    """Stop the service started with 'up' and wait until it has stopped."""
     place = _home(home)
     stack = running_stack(place)
     if stack is None and is_locked(place):
-        raise StackError("it is just starting or ending; try again in a moment")
+        raise StackError("the service is starting or stopping; try again in a moment")
     if stack is not None:
         processes.kill(stack, signal.SIGTERM)
         if not processes.wait_gone(stack, DOWN_S):
-            raise StackError(f"it has not ended within {DOWN_S:.0f} s (process {stack.pid})")
+            raise StackError(f"did not stop within {DOWN_S:.0f} s (process {stack.pid})")
     if json:
         output.document({"stopped": stack is not None, "home": str(place)})
     else:
@@ -68,7 +68,7 @@ def down(home: Home = None, json: Json = False) -> None:
 
 
 def status(home: Home = None, json: Json = False) -> None:
-    """Show whether the service is well, and its workers."""
+    """Show the health of the service and its workers."""
     with Client(*_door(home), timeout=10, max_retries=0) as client:
         ready = _readiness(client)
         workers = [worker.data for worker in client.workers.list()]
@@ -87,7 +87,7 @@ def status(home: Home = None, json: Json = False) -> None:
 
 
 def doctor(home: Home = None, json: Json = False) -> None:
-    """Look for what may keep the service from running well, and say how to mend it."""
+    """Check the installation and the service for problems, and print how to fix them."""
     checks = examine(_home(home))
     if json:
         output.document([check.as_dict() for check in checks])
@@ -105,7 +105,7 @@ def open_page(
     print_: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
     json: Json = False,
 ) -> None:
-    """Open the page in a browser, by a link that works once and for a minute."""
+    """Open the dashboard with a link that works once and expires after one minute."""
     with Client(*_door(home)) as client:
         link = client.browser_link()
     if json:
@@ -125,7 +125,7 @@ def worker(context: typer.Context) -> None:
 
 
 def migrate(context: typer.Context) -> None:
-    """Bring the database to the newest revision (python -m models.migrate)."""
+    """Migrate the database to the newest revision (python -m models.migrate)."""
     _become("models.migrate", context.args)
 
 
@@ -179,7 +179,8 @@ def _become(module: str, arguments: list[str]) -> None:
 def _up_detached(home: Path, port: int, workers: int) -> None:
     if is_locked(home):
         url = read_runtime(home).get("url")
-        raise StackError(f"it is running already{f' at {url}' if url else ''} (home {home})")
+        where = f" at {url}" if url else ""
+        raise StackError(f"the service is already running{where} (home {home})")
     make_home(home)
     log = home / "logs" / "stack.log"
     command = [sys.executable, "-m", "glasshouse.cli", "up", "--home", str(home)]
@@ -197,7 +198,7 @@ def _up_detached(home: Path, port: int, workers: int) -> None:
     # the banner is the last thing that a start prints
     while "/docs" not in log.read_text(encoding="utf-8", errors="replace"):
         if process.poll() is not None:
-            raise StackError(f"it could not be started:\n{log.read_text(errors='replace')}")
+            raise StackError(f"the service did not start:\n{log.read_text(errors='replace')}")
         if time.monotonic() > deadline:
             process.terminate()
             raise APIConnectionError(f"it is not ready after {DETACHED_READY_S:.0f} s; see {log}")

@@ -40,7 +40,7 @@ def group(about: str, listing: Callable[..., None]) -> typer.Typer:
         if context.invoked_subcommand is None:
             listing(json=json)
 
-    alone.__doc__ = f"{about} Alone: list them."
+    alone.__doc__ = f"{about} Default: list."
     app.callback(invoke_without_command=True)(alone)
     app.command("list", cls=Command)(listing)
     return app

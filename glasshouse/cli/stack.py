@@ -161,7 +161,7 @@ class Stack:
         deadline = time.monotonic() + READY_S
         while not happened():
             if self._stopping.is_set():
-                raise StackError("it was stopped while it started")
+                raise StackError("the service was stopped while it started")
             for child in self._children:
                 if (status := child.ended()) is not None:
                     raise StackError(
@@ -209,7 +209,7 @@ class Stack:
             command, env=self._environ(), cwd=ROOT, capture_output=True, text=True, check=False
         )
         if made.returncode:
-            raise StackError(f"no key could be made:\n{made.stderr[-2000:]}")
+            raise StackError(f"no API key could be created:\n{made.stderr[-2000:]}")
         return str(json.loads(made.stdout)["key"])
 
     def _keep_running(self) -> None:
@@ -224,7 +224,7 @@ class Stack:
     def _restart(self, child: Child, status: int) -> None:
         pause_s = min(0.5 * 2**child.failures, LONGEST_BACKOFF_S)
         child.failures += 1
-        self._tell(f"{child.name} ended with status {status}; it starts again in {pause_s:g} s")
+        self._tell(f"{child.name} exited with status {status}; restarting in {pause_s:g} s")
         if self._stopping.wait(pause_s):
             return
         child.stop()  # what is left of its group
@@ -280,7 +280,7 @@ class Stack:
         place = f" --home {self.home}" if self.home != Path.home() / ".glasshouse" else ""
         return (
             f"Glasshouse {glasshouse.__version__} runs at {self.url}\n"
-            f"  the page           glasshouse open{place}\n"
+            f"  dashboard          glasshouse open{place}\n"
             f"  broker             {self._broker}\n"
             f"  API documentation  {self.url}/docs\n"
             f"  submit a job       glasshouse submit job.json --watch\n"
@@ -322,7 +322,8 @@ def locked(home: Path) -> Generator[None]:
     with (home / "run" / "stack.lock").open("a") as file:
         if not _lock(file):
             url = read_runtime(home).get("url")
-            raise StackError(f"it is running already{f' at {url}' if url else ''} (home {home})")
+            where = f" at {url}" if url else ""
+            raise StackError(f"the service is already running{where} (home {home})")
         yield
 
 

@@ -1,4 +1,4 @@
-"""Commands for the host of the service: backup, restore, purge. Each becomes a process of it."""
+"""Commands for the host of the service: backup, restore, purge."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from glasshouse.cli.stack import is_locked
 from glasshouse.client.address import home_dir
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Left out: $GLASSHOUSE_HOME, or ~/.glasshouse.")
+    Path | None, typer.Option("--home", help="Default: $GLASSHOUSE_HOME, or ~/.glasshouse.")
 ]
 
 
@@ -24,17 +24,17 @@ def backup(
     link: Annotated[bool, typer.Option("--link", help="Hard links instead of copies.")] = False,
     json: Json = False,
 ) -> None:
-    """Back the service up while it runs: its database, and every file that it names."""
+    """Back up the database and all its files while the service runs."""
     options = ["--link"] if link else []
     _become("models.backup", ["create", _absolute(directory), *options], home, json=json)
 
 
 def restore(
-    directory: Annotated[Path, typer.Argument(help="What 'glasshouse backup' made.")],
+    directory: Annotated[Path, typer.Argument(help="A backup from 'glasshouse backup'.")],
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Make a backup the state of a service that has none yet; checks every digest first."""
+    """Restore a backup into a new home. Verifies all digests first."""
     if is_locked(_place(home)):
         raise StackError(f"a service runs in {_place(home)}; restore into a new home")
     _become("models.backup", ["restore", _absolute(directory)], home, json=json)
@@ -42,10 +42,12 @@ def restore(
 
 def purge(
     home: Home = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be deleted.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Delete what the settings GLASSHOUSE_KEEP_…_DAYS let go; workers do it by themselves too."""
+    """Delete data older than GLASSHOUSE_KEEP_…_DAYS. Workers also do this by themselves."""
     _become("models.purge", ["--dry-run"] if dry_run else [], home, json=json)
 
 

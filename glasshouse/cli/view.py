@@ -131,7 +131,7 @@ class JobView:
             self.values["loss"] = self.losses[-1][1]
         else:
             self.values.clear()
-        self.notes.append(f"attempt {event['n']} goes on from step {first}")
+        self.notes.append(f"attempt {event['n']} resumed from step {first}")
         return [self.notes[-1]]
 
     def _see_metrics(self, event: dict[str, Any]) -> None:

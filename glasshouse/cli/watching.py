@@ -1,4 +1,4 @@
-"""Following a job: a live picture in a terminal, plain lines in a pipe."""
+"""Watching a job: a live view in a terminal, plain lines in a pipe."""
 
 import time
 from collections.abc import Callable, Generator
@@ -22,7 +22,7 @@ def detaching(job_id: str) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        output.tell(f"detached; the job goes on: glasshouse watch {job_id}")
+        output.tell(f"detached; the job continues: glasshouse watch {job_id}")
         raise typer.Exit(exits.DETACHED) from None
 
 

@@ -18,18 +18,18 @@ def list_webhooks(json: Json = False) -> None:
     output.listing(rows, columns, as_json=json, short={"url", "events", "disabled_reason"})
 
 
-app = group("Addresses that get a message when a job changes its state.", list_webhooks)
+app = group("Manage webhooks, which receive a message when a job changes state.", list_webhooks)
 
 
 @app.command(cls=Command)
 def add(
-    url: Annotated[str, typer.Argument(help="Where messages are posted to.")],
+    url: Annotated[str, typer.Argument(help="The URL to which messages are posted.")],
     event: Annotated[
-        list[str] | None, typer.Option("--event", help="Such as job.failed; several may be given.")
+        list[str] | None, typer.Option("--event", help="An event such as job.failed; repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a webhook. The secret of its signatures is printed, this once."""
+    """Create a webhook and print its signing secret, which is not shown again."""
     with Client() as client:
         made = client.webhooks.create(url, event or ()).data
     if json:
@@ -39,19 +39,23 @@ def add(
 
 
 @app.command(cls=Command)
-def remove(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json = False) -> None:
+def remove(
+    webhook: Annotated[str, typer.Argument(help="The webhook id.")], json: Json = False
+) -> None:
     """Delete a webhook."""
     with Client() as client:
         client.webhooks.delete(webhook)
     if json:
         output.document({"id": webhook, "deleted": True})
     else:
-        output.tell(f"{webhook} is deleted")
+        output.tell(f"{webhook} deleted")
 
 
 @app.command(cls=Command)
-def deliveries(webhook: Annotated[str, typer.Argument(help="Its id.")], json: Json = False) -> None:
-    """Show what was sent to a webhook, newest first."""
+def deliveries(
+    webhook: Annotated[str, typer.Argument(help="The webhook id.")], json: Json = False
+) -> None:
+    """List the deliveries of a webhook, newest first."""
     with Client() as client:
         rows = [row.data for row in client.webhooks.deliveries(webhook)]
     columns = ["id", "type", "state", "tries", "status", "problem", "created_at"]

@@ -20,26 +20,26 @@ def list_workers(json: Json = False) -> None:
     output.listing(rows, columns, as_json=json, short={"host"})
 
 
-app = group("The machines that run jobs.", list_workers)
+app = group("Manage the workers that run jobs.", list_workers)
 
 
 @app.command(cls=Command)
 def drain(worker: Name, json: Json = False) -> None:
-    """Give a worker no new jobs; those that run on it continue."""
+    """Drain a worker: its running jobs continue, but it accepts no new ones."""
     with Client() as client:
         drained = client.workers.drain(worker).data
     if json:
         output.document(drained)
     else:
-        output.tell(f"{worker} takes no new jobs until it is started again")
+        output.tell(f"{worker} accepts no new jobs until it is restarted")
 
 
 @app.command(cls=Command)
 def remove(worker: Name, json: Json = False) -> None:
-    """Remove a worker that was stopped or is lost, and its devices."""
+    """Remove a stopped or lost worker and its devices."""
     with Client() as client:
         client.workers.delete(worker)
     if json:
         output.document({"id": worker, "deleted": True})
     else:
-        output.tell(f"{worker} is removed")
+        output.tell(f"{worker} removed")

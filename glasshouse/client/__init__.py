@@ -1,7 +1,7 @@
-"""The client: speaks the public API over HTTP, and knows nothing else of the service.
+"""The Python client. It depends only on the public HTTP API.
 
-What waits for the service is written once, in ``aio``; the modules of the same names here are made
-from it.
+Modules that do I/O are written once, as async code in ``aio``. The blocking modules of the same
+names in this folder are generated from them.
 """
 
 from glasshouse.client.callbacks import Callback

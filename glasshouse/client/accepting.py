@@ -1,7 +1,7 @@
-"""What people pass to `Client.train`, brought into the forms that a job spec knows.
+"""Normalizes the arguments of `Client.train` to the types that a job spec uses.
 
-torch's losses, optimizers, schedulers and data loaders become dicts; one name stands for a list of
-one. What no job can be made of is refused here, before anything is uploaded, with what to give
+torch losses, optimizers, schedulers and data loaders become dicts; a single name becomes a list of
+one. Unsupported arguments raise an error before anything is uploaded. The error names what to pass
 instead.
 """
 
@@ -23,21 +23,21 @@ _OBJECTS = ("loss", "optimizer", "scheduler")
 
 
 class Accepted(NamedTuple):
-    """What there is to train, on what, and how."""
+    """Normalized arguments of `Client.train`."""
 
     network: Any
     data: Any
     options: TrainOptions
     rates: Mapping[str, tuple[float | None, float | None]]
-    """By parameter of the module, where they are other than the optimizer's: the learning rate over
-    that of the optimizer, and the weight decay."""
+    """By parameter of the module, where they differ from the optimizer's: the learning rate divided
+    by that of the optimizer, and the weight decay."""
 
 
 def accept(network: Any, data: Any, options: TrainOptions) -> Accepted:
-    """Read what `Client.train` was given.
+    """Normalize the arguments of `Client.train`.
 
     Raises:
-        TypeError, ValueError: it is nothing to train with. The message says what to give.
+        TypeError, ValueError: an argument is unsupported. The message says what to pass instead.
     """
     _check_names(options)
     taken: Document = dict(options)
@@ -57,14 +57,14 @@ def accept(network: Any, data: Any, options: TrainOptions) -> Accepted:
 
 
 def settle_device(options: Document) -> None:
-    """Write ``device="cuda:1"``, torch's word, or ``devices="cuda"`` as the spec has it.
+    """Replace ``device="cuda:1"`` or ``devices="cuda"`` by ``devices`` as in the spec.
 
     Raises:
-        TypeError, ValueError: both are given, or there is no such device.
+        TypeError, ValueError: both are set, or the device name is invalid.
     """
     named = options.pop("device", None)
     if named is not None and options.get("devices") is not None:
-        raise TypeError("give device or devices, not both")
+        raise TypeError("set device or devices, not both")
     if named is None and isinstance(options.get("devices"), str):
         named = options["devices"]
     if named is not None:
@@ -72,33 +72,34 @@ def settle_device(options: Document) -> None:
 
 
 def device_of(text: str) -> Document:
-    """``devices`` of a spec from torch's name of a device: ``cpu``, ``cuda``, ``cuda:1``, ``auto``.
+    """Convert a device name to ``devices`` of a spec: ``cpu``, ``cuda``, ``cuda:1``, ``auto``.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device name is invalid.
     """
     kind, colon, number = text.partition(":")
     if kind not in _DEVICES:
         raise ValueError(
-            f"device: there is no {text!r}{did_you_mean(kind, _DEVICES) or '.'} "
-            "Give 'auto', 'cpu', 'cuda', or 'cuda:1' for one of several"
+            f"device: unknown device {text!r}{did_you_mean(kind, _DEVICES) or '.'} "
+            "Use 'auto', 'cpu', 'cuda', or 'cuda:1' for a specific GPU"
         )
     if not colon:
         return {"type": kind}
     if kind == "cpu":
-        raise ValueError(f"device: {text!r} names one core; give 'cpu', and devices.threads")
+        raise ValueError(f"device: {text!r} has an index; use 'cpu', and set devices.threads")
     if kind != "cuda" or not number.isdecimal():
-        raise ValueError(f"device: {text!r} has no such number; write it like 'cuda:1'")
+        raise ValueError(f"device: {text!r} has no valid index; use a name like 'cuda:1'")
     return {"type": "cuda", "ids": [int(number)]}
 
 
 def moved(spec: Mapping[str, Any], device: str) -> Document:
-    """A spec, or a merge patch of one, that names another device, as for `device_of`.
+    """Change the device of a spec, or of a merge patch of one; ``device`` is as in `device_of`.
 
-    The worker stays, and with ``cpu`` the number of threads; null removes the other fields.
+    The worker is kept, and for ``cpu`` also the number of threads. The other fields are set to
+    null, which removes them.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device name is invalid.
     """
     chosen = device_of(device)
     others = ("count", "ids") if chosen["type"] == "cpu" else ("count", "ids", "threads")
@@ -111,12 +112,12 @@ def _check_names(options: TrainOptions) -> None:
     unknown = sorted(set(options) - set(TrainOptions.__annotations__))
     if unknown:
         known = sorted(TrainOptions.__annotations__)
-        more = did_you_mean(unknown[0], known) or f"; it knows {', '.join(known)}"
-        raise TypeError(f"train() does not know {', '.join(unknown)}{more}")
+        more = did_you_mean(unknown[0], known) or f"; valid options are {', '.join(known)}"
+        raise TypeError(f"train() got unknown options {', '.join(unknown)}{more}")
 
 
 def _described(value: Any, name: str) -> Any:
-    """A loss, optimizer or scheduler without torch's objects in it."""
+    """A loss, optimizer or scheduler with torch objects replaced by dicts."""
     if isinstance(value, (str, BaseModel)):
         return value
     if isinstance(value, (list, tuple)):
@@ -126,34 +127,34 @@ def _described(value: Any, name: str) -> Any:
     found = _described_object(value, name)
     if name == "scheduler":
         raise TypeError(
-            f"scheduler: say what {found['type']} counts. Give a dict with the object as its type: "
-            "{'type': …, 'unit': 'epochs'} if you would call step() after each epoch, 'steps' if "
-            "after each update"
+            f"scheduler: the unit of {found['type']} is required. Pass a dict with the object as "
+            "its type: {'type': …, 'unit': 'epochs'} if you would call step() after each epoch, "
+            "'steps' if after each update"
         )
     return found
 
 
 def _filled(document: Document, name: str) -> Document:
-    """A dict whose type may be an object of torch."""
+    """A dict whose type may be a torch object."""
     kind = document.get("type")
     if kind is None or isinstance(kind, str):
         return document
     found = _described_object(kind, name)
     if "args" in document and "args" in found:
-        raise TypeError(f"{name}: {found['type']} brings its arguments along; leave args out")
+        raise TypeError(f"{name}: the {found['type']} object has its arguments: remove args")
     return {**document, **found}
 
 
 def _described_object(value: Any, name: str) -> Document:
     if "torch" not in sys.modules:
-        raise TypeError(f"{name}: give a name of torch, or a dict, and not {_shown(value)}")
+        raise TypeError(f"{name}: pass a torch class name or a dict instead of {_shown(value)}")
     from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
 
     return objects.describe(value, cast("objects.What", name))
 
 
 def _rates(network: Any, options: Document) -> Mapping[str, tuple[float | None, float | None]]:
-    """What the parameter groups of an optimizer say of single parameters."""
+    """Learning rates and weight decays from the parameter groups of an optimizer."""
     given = options.get("optimizer")
     given = cast("Document", given).get("type") if isinstance(given, Mapping) else given
     if not hasattr(given, "param_groups"):
@@ -164,7 +165,7 @@ def _rates(network: Any, options: Document) -> Mapping[str, tuple[float | None, 
 
 
 def _probes(given: Any) -> Any:
-    """Probes as a list of them; a glob alone watches outputs, as `Job.probe` does."""
+    """Probes as a list; a glob alone observes outputs, as in `Job.probe`."""
     several: Any = [given] if isinstance(given, (str, Mapping, BaseModel)) else given
     return [
         as_probe(item, "output", "stats", {}) if isinstance(item, str) else item for item in several
@@ -180,7 +181,7 @@ def _is_loader(value: Any) -> bool:
 
 
 def _unloaded(data: Any, options: Document) -> Any:
-    """The dataset of a ``DataLoader``, whose batch size and order hold unless options say other."""
+    """The dataset of a ``DataLoader``; its batch size and order become defaults of options."""
     if not _is_loader(data):
         return data
     from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
@@ -198,10 +199,10 @@ def _dataset_of(loader: Any) -> Any:
 
 
 def inputs_of(inputs: Any) -> Any:
-    """What an inference is given; of a ``DataLoader`` its dataset.
+    """The inputs of an inference; a ``DataLoader`` is replaced by its dataset.
 
     Raises:
-        TypeError: it shuffles, so that nobody would know which output is of which row.
+        TypeError: the loader shuffles or drops rows, so outputs could not be matched to rows.
     """
     if not _is_loader(inputs):
         return inputs
@@ -209,21 +210,21 @@ def inputs_of(inputs: Any) -> Any:
 
     loaded = objects.read_loader(inputs)
     if loaded.options["shuffle"]["enabled"] or loaded.options.get("drop_last"):
-        raise TypeError("inputs: a DataLoader that shuffles or drops rows; give its dataset")
+        raise TypeError("inputs: the DataLoader shuffles or drops rows: pass its dataset instead")
     return loaded.dataset
 
 
 def _check_data(data: Any) -> None:
     if isinstance(data, Path) or (isinstance(data, str) and _is_path(data)):
         raise ValueError(
-            f"data: {str(data)!r} is a file, not the id of a dataset. Upload it: "
+            f"data: {str(data)!r} is a file, not a dataset id. Upload it: "
             f"data=client.datasets.upload({str(data)!r})"
         )
     shape = getattr(data, "shape", None)
     if shape is not None and not hasattr(data, "columns"):
         raise ValueError(
-            f"data is one array of shape {list(shape)}, without targets: give a pair (x, y), or a "
-            "dict of arrays by name. A network that reproduces its input takes (x, x)"
+            f"data is one array of shape {list(shape)} without targets: pass a pair (x, y) or a "
+            "dict of arrays by name. For an autoencoder, pass (x, x)"
         )
 
 
@@ -236,18 +237,17 @@ def _is_path(text: str) -> bool:
 
 def _check_network(network: Any) -> None:
     if isinstance(network, str) and network not in PRESETS:
-        more = did_you_mean(network, PRESETS) or f"; there is {either(PRESETS)}"
-        raise ValueError(f"network: there is no preset {network!r}{more}")
+        more = did_you_mean(network, PRESETS) or f"; use {either(PRESETS)}"
+        raise ValueError(f"network: unknown preset {network!r}{more}")
     if isinstance(network, type):
         raise TypeError(
-            f"network: {network.__name__} is a class; give a module, an instance of it: "
-            f"{network.__name__}(…)"
+            f"network: {network.__name__} is a class: pass an instance of it: {network.__name__}(…)"
         )
     if isinstance(network, Mapping):
         _check_described(cast("Mapping[str, Any]", network))
     elif not (is_module(network) or isinstance(network, (str, list, tuple, BaseModel))):
         raise TypeError(
-            f"network: give a list of layers, the name of a preset or an nn.Module, and not "
+            f"network: pass a list of layers, the name of a preset or an nn.Module instead of "
             f"{_shown(network)}"
         )
 
@@ -257,10 +257,10 @@ def _check_described(network: Mapping[str, Any]) -> None:
         return
     if "type" in network:
         raise ValueError(
-            f"network: this is one layer ({network['type']}); give the list of its layers: "
+            f"network: this is one layer ({network['type']}): pass a list of layers: "
             f"[{{'name': …, 'type': {network['type']!r}, …}}]"
         )
-    raise ValueError("network: give {'layers': [...]}, or {'type': 'preset', 'preset': …}")
+    raise ValueError("network: pass {'layers': [...]} or {'type': 'preset', 'preset': …}")
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where the service is, and the key it wants: arguments, environment, or the runtime file."""
+"""The address and API key of the service: from arguments, environment or the runtime file."""
 
 import json
 import os
@@ -15,18 +15,18 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A service and the key to use there."""
+    """The address of a service and its API key."""
 
     url: str
-    """Without a slash at its end."""
+    """Without a trailing slash."""
     api_key: str | None
 
     def __repr__(self) -> str:
-        return f"Address(url={self.url!r})"  # the key stays out of logs
+        return f"Address(url={self.url!r})"  # keep the key out of logs
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is on this machine, where no proxy should stand between."""
+        """Whether the service is on this machine, so that proxies are not used."""
         return urlsplit(self.url).hostname in LOOPBACK
 
 
@@ -36,7 +36,7 @@ def home_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_runtime(home: Path) -> dict[str, Any]:
-    """Read what a running service wrote about itself; empty when there is nothing readable."""
+    """Read the runtime file of a service; empty if it is missing or unreadable."""
     try:
         value = json.loads((home / "runtime.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -45,13 +45,13 @@ def read_runtime(home: Path) -> dict[str, Any]:
 
 
 def is_stopped(runtime: Mapping[str, Any]) -> bool:
-    """Whether the service that wrote this has been stopped since: it takes its process id out."""
+    """Whether the service was stopped: it then removes its process id from the runtime file."""
     return bool(runtime) and runtime.get("pid", 0) is None
 
 
 def stopped_text(home: Path) -> str:
-    """What to say of a service that was stopped."""
-    return f"the service of {home} was stopped. Start it again with 'glasshouse up'"
+    """The message for a service that was stopped."""
+    return f"the service in {home} is stopped. Start it with 'glasshouse up'"
 
 
 def find_service(
@@ -61,10 +61,10 @@ def find_service(
 ) -> Address:
     """Find the service: arguments first, then the environment, then the runtime file.
 
-    The key of the runtime file is only ever sent to the address that stands beside it.
+    The key of the runtime file is used only with the address in the same file.
 
     Raises:
-        APIConnectionError: nothing says where a service is, or the one of this machine was stopped.
+        APIConnectionError: no address is configured, or the local service is stopped.
     """
     home = home_dir(environ)
     runtime = read_runtime(home)
@@ -74,7 +74,7 @@ def find_service(
     found = named or runtime.get("url")
     if not found:
         raise APIConnectionError(
-            f"no running service was found: there is no {home / 'runtime.json'}. Start one with "
+            f"no running service found: {home / 'runtime.json'} does not exist. Start one with "
             "'glasshouse up', or set GLASSHOUSE_URL and GLASSHOUSE_API_KEY."
         )
     found = _checked(str(found))
@@ -88,6 +88,6 @@ def _checked(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise APIConnectionError(
-            f"{url!r} is not the address of a service; write it like http://127.0.0.1:8420"
+            f"{url!r} is not a valid service address; use a URL like http://127.0.0.1:8420"
         )
     return url.rstrip("/")

@@ -1,6 +1,6 @@
-"""Arrays in memory as a dataset: the file that is uploaded, and the fields that read it.
+"""In-memory arrays as a dataset: the file that is uploaded, and the fields that read it.
 
-A column is an array, or a list of arrays of different lengths: its rows are sequences.
+A column is an array, or a list of arrays of different lengths whose rows are sequences.
 """
 
 import json
@@ -18,24 +18,24 @@ Splits = dict[str, Split]
 
 
 def read_splits(data: Any, validation: Any = None) -> Splits:
-    """Read a dict of arrays, a dict of splits of them, or an ``(x, y)`` pair.
+    """Read a dict of arrays, a dict of such dicts by split, or an ``(x, y)`` pair.
 
     Raises:
-        ValueError: it is none of these, or its arrays do not belong together.
+        ValueError: it is none of these, or the arrays differ in their number of rows.
     """
     splits: dict[str, Any] = dict(data) if _is_by_split(data) else {"train": data}
     if validation is not None:
         if "validation" in splits:
-            raise ValueError("data has a validation split already; leave validation out")
+            raise ValueError("data already has a validation split: remove validation")
         splits["validation"] = validation
     unknown = sorted(set(splits) - set(SPLITS))
     if unknown:
-        raise ValueError(f"a split is one of {', '.join(SPLITS)}; not {', '.join(unknown)}")
+        raise ValueError(f"unknown splits {', '.join(unknown)}; use {', '.join(SPLITS)}")
     return {name: _split(name, value) for name, value in splits.items()}
 
 
 def is_arrays(data: Any) -> bool:
-    """Whether this is data itself, and not the name or description of a dataset."""
+    """Whether this is in-memory data, and not the name or description of a dataset."""
     if isinstance(data, Mapping):
         values = cast("Mapping[str, Any]", data).values()
         return not any(isinstance(value, Mapping) and "dataset" in value for value in values)
@@ -48,7 +48,7 @@ def is_ragged(splits: Splits) -> bool:
 
 
 def write_jsonl(split: Split, file: IO[bytes]) -> None:
-    """Write the rows of one split, a line each."""
+    """Write the rows of one split, one per line."""
     names = list(split)
     for row in zip(*split.values(), strict=True):
         line = {name: np.asarray(value).tolist() for name, value in zip(names, row, strict=True)}
@@ -56,16 +56,16 @@ def write_jsonl(split: Split, file: IO[bytes]) -> None:
 
 
 def write_splits(splits: Splits, file: IO[bytes]) -> str:
-    """Write a file of these columns; gives its format.
+    """Write a file with these columns and return its format.
 
     Raises:
-        ValueError: there are several splits of rows of different lengths, which no format has.
+        ValueError: several splits have rows of different lengths, which no format supports.
     """
     if not is_ragged(splits):
         write_npz(splits, file)
         return "npz"
     if len(splits) > 1:
-        raise ValueError("rows of different lengths are one dataset for each split")
+        raise ValueError("rows of different lengths: upload each split as its own dataset")
     write_jsonl(next(iter(splits.values())), file)
     return "jsonl"
 
@@ -83,15 +83,14 @@ def write_npz(splits: Splits, file: IO[bytes]) -> None:
 def derive_fields(
     splits: Splits, read: Sequence[str] = (), label: str | int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Declare the fields: whole numbers in one dimension are classes, all else is dense.
+    """Infer the fields: a column of integers, one per row, has classes; other numbers are dense.
 
-    A column of texts is words where the network reads it, and classes elsewhere. A network that
-    does not say what it reads reads the first column.
+    A text column is split into words if the network reads it, and otherwise has classes.
 
     Args:
         splits: the columns.
-        read: what the network reads, as far as it says so.
-        label: the column of the target, if it is known.
+        read: the columns that the network reads, if known. Default: the first column.
+        label: the target column, if known.
     """
     first = next(iter(splits.values()))
     inputs = [name for name in read if name in first] or [*first][:1]
@@ -117,26 +116,26 @@ def _plain(arrays: Sequence[Array]) -> dict[str, Any]:
     lowest = min((int(array.min()) for array in arrays if _is_classes(array)), default=-1)
     if all(map(_is_classes, arrays)) and lowest >= 0:
         return {"type": "integer", "dim": 1 + max(int(array.max()) for array in arrays)}
-    # a plain number per row is a vector of one: it meets a Linear's (B, 1)
+    # a scalar per row is a vector of one value: it matches the (B, 1) output of a Linear
     return {"type": "dense", "shape": list(arrays[0].shape[1:]) or [1]}
 
 
 def _sequence(name: str, ragged: Sequence[list[Array]], plain: Sequence[Array]) -> dict[str, Any]:
-    """The field of rows of different lengths; a split may have rows of one length all the same."""
+    """The field of rows of different lengths; in some splits, all rows may have one length."""
     rows = [row for split in ragged for row in split] + [row for split in plain for row in split]
     if all(row.dtype.kind in "iu" and row.ndim == 1 for row in rows):
         if min((int(row.min()) for row in rows if row.size), default=0) < 0:
-            raise ValueError(f"{name!r} has integers below zero: say by fields= how it is read")
+            raise ValueError(f"{name!r} has negative integers: set fields= to say how to read it")
         highest = max((int(row.max()) for row in rows if row.size), default=0)
         return {"type": "integer_sequence", "dim": 1 + highest}
     return {"type": "dense_sequence", "dim": rows[0].shape[1]}
 
 
 def as_array(name: str, value: Any) -> Array:
-    """One array that JSON or npz can carry: what torch has detaches, floats become float32.
+    """Convert to an array that JSON or npz can store: detach torch tensors, cast floats to float32.
 
     Raises:
-        ValueError: it holds objects or complex numbers.
+        ValueError: the array has objects or complex numbers.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
@@ -145,7 +144,7 @@ def as_array(name: str, value: Any) -> Array:
         array = array.astype(str)
     if array.dtype.kind not in "biufSU" and array.dtype.name != "bfloat16":
         raise ValueError(
-            f"{name!r} has the dtype {array.dtype}; numbers, booleans and strings can be uploaded"
+            f"{name!r} has dtype {array.dtype}; only numbers, booleans and strings can be uploaded"
         )
     if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
         return array.astype(np.float32, copy=False)
@@ -153,10 +152,10 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def as_column(name: str, value: Any) -> Column:
-    """One column: an array, or a list of arrays where rows have different lengths.
+    """Convert to a column: an array, or a list of arrays if rows have different lengths.
 
     Raises:
-        ValueError: its rows differ in more than their length, or hold what cannot be uploaded.
+        ValueError: the rows differ in more than their length, or have an unsupported dtype.
     """
     if not isinstance(value, (list, tuple)) or not value or not _are_arrays(value):
         return as_array(name, value)
@@ -171,7 +170,7 @@ def as_column(name: str, value: Any) -> Column:
 
 
 def _are_arrays(value: Any) -> bool:
-    """Whether rows are arrays or lists themselves, or tensors."""
+    """Whether the rows are arrays, lists or tensors."""
     first = cast("Sequence[Any]", value)[0]
     return hasattr(first, "shape") or isinstance(first, (list, tuple))
 
@@ -191,17 +190,17 @@ def _split(name: str, value: Any) -> Split:
     elif isinstance(value, Sequence) and len(cast("Sequence[Any]", value)) == 2:
         named = dict(zip(("x", "y"), cast("Sequence[Any]", value), strict=True))
     else:
-        raise ValueError(f"{name}: give an (x, y) pair or a dict of arrays by column")
+        raise ValueError(f"{name}: pass an (x, y) pair or a dict of arrays by column")
     columns = {column: as_column(column, array) for column, array in named.items()}
     if not columns:
-        raise ValueError(f"{name}: there is no array in it")
+        raise ValueError(f"{name} has no arrays")
     rows = {
         column: len(array) if isinstance(array, list) or array.ndim else None
         for column, array in columns.items()
     }
     if len(set(rows.values())) != 1 or None in rows.values():
-        told = ", ".join(f"{column} {count}" for column, count in rows.items())
-        raise ValueError(f"{name}: the arrays must have the same number of rows; they have {told}")
+        counts = ", ".join(f"{column} {count}" for column, count in rows.items())
+        raise ValueError(f"{name}: the arrays must have the same number of rows, but have {counts}")
     return columns
 
 

@@ -1,16 +1,16 @@
-"""A probe from the few things a user says in Python."""
+"""Probe specs from the arguments of `Job.probe`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 _NULL = ("max_overhead",)
-"""Fields whose None is not their default."""
+"""Fields for which None is a value and not the default."""
 
 
 def as_probe(
     layers: str | Sequence[str], kinds: str | Sequence[str], want: str | Sequence[str], when: Any
 ) -> dict[str, Any]:
-    """A probe as a spec has it; one name alone stands for a list of it."""
+    """Build a probe as in a spec; a single name becomes a list of one."""
     named = {"layers": layers, "kinds": kinds, "want": want}
     lists = {key: [item] if isinstance(item, str) else list(item) for key, item in named.items()}
     given = {key: value for key, value in when.items() if value is not None or key in _NULL}

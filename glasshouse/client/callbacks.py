@@ -1,4 +1,4 @@
-"""Callbacks with the names that Keras and PaddlePaddle have, called by the events of a job."""
+"""Callbacks with the method names of Keras and PaddlePaddle, called for the events of a job."""
 
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, cast
@@ -8,66 +8,67 @@ from glasshouse.events import EndEvent, MetricsEvent, StateEvent, is_upkeep
 
 Logs = dict[str, float]
 Answer = str | Mapping[str, Any] | None
-"""What a callback asks for: see `Callback`."""
+"""The return value of a callback: see `Callback`."""
 VERBS = ("stop", "cancel", "pause", "checkpoint", "evaluate")
 _VALIDATION = "validation/"
 
 
 class Callback:
-    """What is called while a job trains; any object with some of these methods will do.
+    """Base class for callbacks. Any object with some of these methods works as a callback.
 
-    A method may be a coroutine where the client is awaited. What it returns is done to the job:
-    ``"stop"`` (end well, see `Job.stop`), ``"cancel"``, ``"pause"``, ``"checkpoint"``,
-    ``"evaluate"``, or ``{"set": {"optimizer.lr": 0.001}}`` (see `Job.set`). None does nothing.
+    With `AsyncClient`, methods may be coroutines. The return value is applied to the job:
+    ``"stop"`` (end early as a success, see `Job.stop`), ``"cancel"``, ``"pause"``,
+    ``"checkpoint"``, ``"evaluate"``, or ``{"set": {"optimizer.lr": 0.001}}`` (see `Job.set`).
+    None does nothing.
 
-    A job that goes on from a checkpoint after a loss runs some steps once more, and is seen to.
+    A job that resumes from a checkpoint repeats the steps after it, and so do the calls.
     """
 
     def on_train_begin(self, logs: Logs) -> Any:
-        """The job has begun to run; logs is empty, as in Keras."""
+        """Called when the job starts to run. ``logs`` is empty, as in Keras."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> Any:
-        """The first step of an epoch has been done; epochs count from 0."""
+        """Called after the first step of an epoch. Epochs count from 0; ``logs`` is empty."""
 
     def on_train_batch_end(self, step: int, logs: Logs) -> Any:
-        """A step has been done: its loss, metrics and learning rate. Steps count from 0."""
+        """Called after a step, with its loss, metrics and learning rate. Steps count from 0."""
 
     def on_eval_end(self, logs: Logs) -> Any:
-        """The validation rows have been run: their loss and metrics."""
+        """Called after an evaluation, with the loss and metrics of the validation data."""
 
     def on_test_end(self, logs: Logs) -> Any:
-        """The same by Keras's name."""
+        """Keras's name for `on_eval_end`."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> Any:
-        """An epoch is over: the newest figures, those of validation as ``validation/…``."""
+        """Called after an epoch, with the newest metrics, including ``validation/…``."""
 
     def on_train_end(self, logs: Logs) -> Any:
-        """The job has ended, well or not: the newest figures."""
+        """Called when the job has ended in any state, with the newest metrics."""
 
     def on_event(self, event: AnyEvent) -> Any:
-        """Every event, before what else it is reason to call."""
+        """Called for every event, before the other methods."""
 
 
 NAMES = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class Call(NamedTuple):
-    """A method to be called."""
+    """A callback method to call, with its arguments."""
 
     name: str
     arguments: tuple[Any, ...]
 
 
-class Wish(NamedTuple):
-    """What a callback wants to be done."""
+class Action(NamedTuple):
+    """An action on the job that a callback returned."""
 
     verb: str
     settings: dict[str, Any]
-    """Of ``set``."""
+    """The settings to change, for the verb ``set``."""
 
 
-class Director:
-    """Tells of each event what is to be called, in order."""
+class Dispatcher:
+    """Maps events to calls of callback methods, in order."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -75,7 +76,7 @@ class Director:
         self._logs: Logs = {}
 
     def calls(self, event: AnyEvent) -> Generator[Call]:
-        """The calls of one event."""
+        """The calls for one event."""
         yield Call("on_event", (event,))
         if isinstance(event, StateEvent) and event.to == "running" and not self._has_begun:
             self._has_begun = True
@@ -88,15 +89,15 @@ class Director:
 
     def _metrics(self, event: MetricsEvent) -> Generator[Call]:
         values = {name: float(value) for name, value in event.values.items() if not is_upkeep(name)}
-        judged = {name: value for name, value in values.items() if name.startswith(_VALIDATION)}
-        trained = {name: value for name, value in values.items() if name not in judged}
+        validated = {name: value for name, value in values.items() if name.startswith(_VALIDATION)}
+        trained = {name: value for name, value in values.items() if name not in validated}
         if trained:
             yield from self._move_to(event.epoch)
         self._logs |= values
         if trained:
             yield Call("on_train_batch_end", (event.step, trained))
-        if judged:
-            logs = {name.removeprefix(_VALIDATION): value for name, value in judged.items()}
+        if validated:
+            logs = {name.removeprefix(_VALIDATION): value for name, value in validated.items()}
             yield Call("on_eval_end", (logs,))
             yield Call("on_test_end", (logs,))
 
@@ -114,38 +115,40 @@ class Director:
 
 
 def check_callbacks(callbacks: tuple[Any, ...]) -> None:
-    """Find methods that would never be called.
+    """Check the method names of callbacks.
 
     Raises:
-        TypeError: there is one, or there is none that would be.
+        TypeError: a callback has an unknown ``on_…`` method or no callback method at all.
     """
     if not callbacks:
-        raise TypeError("watch() wants at least one callback")
+        raise TypeError("watch() requires at least one callback")
     for callback in callbacks:
         found = {name for name in dir(callback) if name.startswith("on_")}
         unknown = sorted(found - set(NAMES))
         if unknown or not found:
-            has = f"has {', '.join(unknown)}" if unknown else "has no method of a callback"
+            has = "has no callback method"
+            if unknown:
+                has = f"has the unknown method {', '.join(unknown)}"
             known = ", ".join(NAMES)
-            raise TypeError(f"{type(callback).__name__} {has}; what is called: {known}")
+            raise TypeError(f"{type(callback).__name__} {has}; callback methods are: {known}")
 
 
-def wish_of(answer: Any) -> Wish | None:
-    """What a callback's answer asks for.
+def action_of(answer: Any) -> Action | None:
+    """Read the return value of a callback.
 
     Raises:
-        TypeError: it asks for nothing that can be done.
+        TypeError: the value is not a known action.
     """
     if answer is None:
         return None
     if isinstance(answer, str) and answer in VERBS:
-        return Wish(answer, {})
+        return Action(answer, {})
     if isinstance(answer, Mapping):
         settings = cast("Mapping[str, Any]", answer).get("set")
         if set(cast("Mapping[str, Any]", answer)) == {"set"} and isinstance(settings, Mapping):
-            return Wish("set", dict(cast("Mapping[str, Any]", settings)))
+            return Action("set", dict(cast("Mapping[str, Any]", settings)))
     wanted = ", ".join(f'"{verb}"' for verb in VERBS)
     raise TypeError(
-        f"a callback answered {answer!r}; it may answer None, {wanted} or "
+        f"a callback returned {answer!r}; it must return None, {wanted} or "
         '{"set": {"optimizer.lr": 0.001}}'
     )

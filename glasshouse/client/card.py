@@ -1,4 +1,4 @@
-"""A job as a card for notebooks: one piece of HTML, with no script and nothing from elsewhere."""
+"""Job cards for notebooks: self-contained HTML without scripts or external resources."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A job as it was at one moment, to be shown in a notebook."""
+    """A snapshot of a job for display in a notebook."""
 
     job: Mapping[str, Any]
-    """As the service gives it."""
+    """The job document."""
     url: str
-    """The service's address, to which the card links."""
+    """The address of the service, for links."""
     loss: Sequence[tuple[int, float]] = ()
-    """Step and value, oldest first."""
+    """The loss curve as (step, value) pairs, oldest first."""
 
     def _repr_html_(self) -> str:
         parts = [self._head(), self._progress(), sparkline(self.loss), self._figures()]
-        parts.append(self._trouble())
+        parts.append(self._error())
         return f'<div style="{_STYLE}">{"".join(parts)}</div>'
 
     def __repr__(self) -> str:
@@ -43,7 +43,7 @@ class Card:
         return f"<div><b>{link}</b> · {_MARKS.get(state, '·')} {escape(state)}{self._badge()}</div>"
 
     def _badge(self) -> str:
-        """Since when the loss has not been a number, in words and not by colour alone."""
+        """A badge with the first NaN step of the loss, as text and not by color alone."""
         summary: Mapping[str, Any] = self.job.get("summary") or {}
         loss: Mapping[str, Any] = summary.get("loss") or {}
         since = loss.get("first_nonfinite_step")
@@ -57,33 +57,33 @@ class Card:
         step, total = progress.get("step"), progress.get("num_steps")
         if step is None:
             return ""
-        told = f"step {step}" + (f" of {total}" if total else "")
+        text = f"step {step}" + (f" of {total}" if total else "")
         epoch = progress.get("epoch")
-        told += "" if epoch is None else f", epoch {epoch}"
+        text += "" if epoch is None else f", epoch {epoch}"
         left = progress.get("eta_s")
-        told += "" if left is None or self.job["state"] != "running" else f", {left:.0f} s left"
+        text += "" if left is None or self.job["state"] != "running" else f", {left:.0f} s left"
         share = f' value="{min(1.0, step / total):.4f}"' if total else ""
         bar = f'<progress max="1"{share} style="width:100%"></progress>' if total else ""
-        return f"<div>{bar}<br>{escape(told)}</div>"
+        return f"<div>{bar}<br>{escape(text)}</div>"
 
     def _figures(self) -> str:
         summary: Mapping[str, Any] = self.job.get("summary") or {}
-        told = [
+        parts = [
             f"{escape(name)} {escape(_figure(figures.get('last')))}"
             for name, figures in list(summary.items())[:6]
         ]
         devices = [f"{one['worker']}/{one['id']}" for one in self.job.get("devices") or ()]
-        told += [escape(f"on {', '.join(devices)}")] if devices else []
-        return f"<div>{' · '.join(told)}</div>" if told else ""
+        parts += [escape(f"on {', '.join(devices)}")] if devices else []
+        return f"<div>{' · '.join(parts)}</div>" if parts else ""
 
-    def _trouble(self) -> str:
+    def _error(self) -> str:
         error: Mapping[str, Any] = self.job.get("error") or {}
-        told = [str(error[key]) for key in ("message", "hint") if error.get(key)]
-        return f"<div>{'<br>'.join(map(escape, told))}</div>" if told else ""
+        lines = [str(error[key]) for key in ("message", "hint") if error.get(key)]
+        return f"<div>{'<br>'.join(map(escape, lines))}</div>" if lines else ""
 
 
 def sparkline(points: Sequence[tuple[int, float]]) -> str:
-    """A small line of values as SVG: gaps and crosses where they are not finite."""
+    """A sparkline as SVG, with gaps and crosses at NaN and Inf."""
     kept = _thinned(points)
     finite = [value for _, value in kept if math.isfinite(value)]
     if len(kept) < 2 or not finite:
@@ -107,8 +107,8 @@ def sparkline(points: Sequence[tuple[int, float]]) -> str:
     ]
     if crosses:
         drawn.append(f'<path d="{"".join(crosses)}" stroke="#b3261e" stroke-width="1.5"/>')
-    label = f"loss from {_figure(finite[0])} to {_figure(finite[-1])}, lowest {_figure(low)}"
-    label += f", {len(crosses)} values not finite" if crosses else ""
+    label = f"loss from {_figure(finite[0])} to {_figure(finite[-1])}, min {_figure(low)}"
+    label += f", {len(crosses)} NaN or Inf values" if crosses else ""
     size = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}" width="{WIDTH:g}" height="{HEIGHT:g}"'
     return f'<svg {size} role="img" aria-label="{escape(label, quote=True)}">{"".join(drawn)}</svg>'
 

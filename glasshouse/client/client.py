@@ -1,5 +1,5 @@
 # Made from glasshouse/client/aio/client.py by .ci/twins.py: change that file.
-"""The client: one object for one service."""
+"""The client object: the entry point to one service."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -34,13 +34,13 @@ INPROC = "inproc://"
 
 
 class Client:
-    """Speaks to a Glasshouse service.
+    """A client of a Glasshouse service.
 
-    Without arguments it finds the one that ``glasshouse up`` runs on this machine, or the one
-    that ``GLASSHOUSE_URL`` and ``GLASSHOUSE_API_KEY`` name.
+    Without arguments, it connects to the service given by ``GLASSHOUSE_URL`` and
+    ``GLASSHOUSE_API_KEY``, or else to the one that ``glasshouse up`` runs on this machine.
 
-    The blocking client may be used from several threads. The awaited one has the same methods and
-    belongs to one event loop.
+    The blocking client is thread-safe. The async client has the same methods; use it from one
+    event loop only.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Client:
         max_retries: int = 2,
         http_client: httpx2.Client | None = None,
     ) -> None:
-        """Find the service; nothing is sent yet.
+        """Find the address of the service. No request is sent yet.
 
         Args:
-            url: its address; ``inproc://`` runs one in this process, for a debugger: see
-                docs/how-to/debug.md.
-            api_key: the key to use there.
-            timeout: seconds to wait for bytes of an answer.
-            max_retries: how often what may help is tried again.
-            http_client: what sends requests, with proxies and certificates of your own. It stays
-                yours to close.
+            url: the address of the service. ``inproc://`` runs a service in this process, for use
+                with a debugger: see docs/how-to/debug.md.
+            api_key: the API key.
+            timeout: the read timeout, in seconds.
+            max_retries: how many times to retry a request after a retryable error.
+            http_client: a custom HTTP client, for example with your own proxies or certificates.
+                You must close it yourself.
 
         Raises:
-            APIConnectionError: nothing says where a service is.
+            APIConnectionError: no address is configured and no local service was found.
         """
         own = None
         if url == INPROC:
@@ -78,9 +78,9 @@ class Client:
             http=http_client or own,
             owns_http=http_client is None,
         )
-        self._furnish()
+        self._add_resources()
 
-    def _furnish(self) -> None:
+    def _add_resources(self) -> None:
         self.url = self._transport.address.url
         self.jobs = Jobs(self._transport)
         self.datasets = Datasets(self._transport)
@@ -111,16 +111,18 @@ class Client:
         self._transport.close()
 
     def with_options(self, *, timeout: float | None = None, max_retries: int | None = None) -> Self:
-        """The same client with other options, over the same connections: for one call, say.
+        """Return a copy of the client with other options, for example for a single call.
+
+        The copy shares the connections of the original.
 
         Args:
-            timeout: seconds to wait for bytes of an answer; left out, as it is.
-            max_retries: how often what may help is tried again; left out, as it is.
+            timeout: the read timeout, in seconds. Unchanged by default.
+            max_retries: how many times to retry a request. Unchanged by default.
         """
-        made = object.__new__(type(self))
-        made._transport = self._transport.with_options(timeout, max_retries)
-        made._furnish()
-        return made
+        copy = object.__new__(type(self))
+        copy._transport = self._transport.with_options(timeout, max_retries)
+        copy._add_resources()
+        return copy
 
     def request(
         self,
@@ -131,35 +133,36 @@ class Client:
         json: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
-        """Any request of the API, with the key, the retries and the errors of all others.
+        """Send any API request, with the client's API key, retries and error handling.
 
         Args:
-            method: ``GET``, ``POST`` …; retried as all are, so a POST needs an ``Idempotency-Key``.
-            path: under the address: ``/api/v1/jobs``. It may bring a query along: ``?force=true``.
-            params: the query, beside that of the path; a list gives a parameter several times.
+            method: ``GET``, ``POST`` …. Requests are retried, so send an ``Idempotency-Key`` header
+                with a POST.
+            path: the path, such as ``/api/v1/jobs``. May include a query: ``?force=true``.
+            params: query parameters, in addition to those in the path. A list repeats a parameter.
             json: the body.
-            headers: further headers.
+            headers: additional headers.
 
         Returns:
-            The whole answer: ``status_code``, ``headers``, ``content``.
+            The complete response: ``status_code``, ``headers``, ``content``.
         """
         request = with_json(Request(method, path, params or {}, headers or {}), json)
         return self._transport.send(request)
 
     def info(self) -> dict[str, Any]:
-        """The service's version, capabilities and limits."""
+        """Return the service's version, capabilities and limits."""
         return self._transport.get("/")
 
     def ready(self) -> dict[str, Any]:
-        """What the service says of its health; raises when it is not ready."""
+        """Return the readiness checks of the service. Raises if it is not ready."""
         return self._transport.decode(self.request("GET", "/readyz")) or {}
 
     def browser_link(self) -> str:
-        """Make a link that opens the service in a browser: once, within a minute."""
+        """Create a link that opens the dashboard. It works once and expires after one minute."""
         return (self._transport.post("/tickets"))["url"]
 
     def queue(self) -> list[Record]:
-        """The jobs that wait, the next one first, and why each does."""
+        """List the queued jobs and the reason that each waits, next to run first."""
         entries = self._transport.all("/queue")
         return [Record(self._transport, entry) for entry in entries]
 
@@ -171,13 +174,13 @@ class Client:
         *,
         give_up_after_s: float = 120.0,
     ) -> EventStream:
-        """The events of several jobs over one connection, until all have ended.
+        """Stream the events of several jobs over one connection until all jobs have ended.
 
         Args:
             jobs: up to 32 jobs, or their ids.
-            types: only events of these types.
-            after: for each job's id the ``seq`` of the last event that is known already.
-            give_up_after_s: raise after this long without reaching the service.
+            types: only events of these types. Default: all.
+            after: by job id, the ``seq`` of the last event to skip. Default: 0 for each.
+            give_up_after_s: raise an error if the service is unreachable for this many seconds.
         """
         ids = [job if isinstance(job, str) else job.id for job in jobs]
         return EventStream(
@@ -189,25 +192,26 @@ class Client:
         )
 
     def plan(self, spec: Spec) -> dict[str, Any]:
-        """Check a job spec and see its layers, shapes, memory and devices; stores nothing."""
+        """Validate a job spec and return its layers, shapes, memory and devices. Stores nothing."""
         return self._transport.post("/plan", as_document(spec))
 
     def train(self, network: Any, data: Any, **options: Unpack[TrainOptions]) -> Job:
         """Train a network.
 
         Args:
-            network: a `Graph`, its dict, or the list of its layers; or a preset: its name, or
-                ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``, which is read as
-                a graph, compared with it, and sent with its weights.
-            data: a dataset or its id, a list of such to train on as one, arrays (a dict by column,
-                a dict of splits of them, an ``(x, y)`` pair; they are uploaded), a data frame, a
-                torch dataset, a ``DataLoader`` (its dataset, batch size and order), or a dict as
-                ``data`` in a spec.
-            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` … The type and
-                arguments of torch's own losses and optimizers are read off them.
+            network: a `Graph`, its dict, or the list of its layers; a preset, by name or as
+                ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``. A module is
+                traced to a graph, the graph is compared with the module, and its weights are
+                uploaded.
+            data: one of: a dataset or its id; a list of datasets, which are trained on as one;
+                arrays, which are uploaded (a dict by column, a dict of such dicts by split, or an
+                ``(x, y)`` pair); a data frame; a torch dataset; a ``DataLoader``, of which the
+                dataset, batch size and order are used; or a dict as ``data`` in a spec.
+            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …. You can pass torch
+                losses and optimizers; their type and arguments are read from the object.
 
         Returns:
-            The job, queued.
+            The queued job.
         """
         trainer = Trainer(self.datasets, self.checkpoints)
         return self.jobs.create(trainer.spec(network, data, options))
@@ -222,22 +226,24 @@ class Client:
         fields: Sequence[ResultField] | ResultField | None = None,
         **options: Unpack[JobOptions],
     ) -> dict[str, Array]:
-        """Run a trained network and wait for the outputs of any of its layers.
+        """Run inference with a trained network and return the outputs of any of its layers.
+
+        Blocks until the inference job has ended.
 
         Args:
-            source: a training job (its newest checkpoint) or a checkpoint, or the id of one.
-            inputs: an array for the network's input, or a dict of them by field; for a sequence
-                a list of rows, each with its own length, or of texts where it is made of tokens.
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            inputs: an array for the network's input, or a dict of arrays by field. For a sequence
+                field, a list of rows of any length, or of texts if the field has tokens.
             data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
-            outputs: the layers to return; left unset, the network's own outputs.
-            fields: ``value``, ``id`` (of the largest) and ``prob`` (its probability); left unset,
-                ``value``, and all three for scores that the loss compared with classes.
+            outputs: the layers to return. Default: the network's outputs.
+            fields: any of ``value``, ``id`` (the argmax) and ``prob`` (its probability). Default:
+                ``value``; all three for the scores of a classifier.
             options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
 
         Returns:
-            Arrays by layer, and of a classifier ``<layer>/id``, ``<layer>/prob`` and, where the
-            classes have names, ``<layer>/class``, one for each row. With several ``fields`` by
-            ``<layer>/<field>``.
+            Arrays by layer name, with one entry per row. For a classifier, also ``<layer>/id``,
+            ``<layer>/prob`` and, if the classes have names, ``<layer>/class``. With several
+            ``fields``, all arrays are named ``<layer>/<field>``.
         """
         running = Inferring(self.jobs, self.datasets, self.checkpoints)
         return running.run(source, (inputs, data), outputs, fields, options)

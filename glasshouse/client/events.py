@@ -1,4 +1,4 @@
-"""Events as a program reads them, those of a later version of the service too."""
+"""Event objects of the client, including events of newer service versions."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from glasshouse.events import Event, parse_event
 
 
 class OtherEvent(BaseModel):
-    """An event of a type that this version of the client does not know."""
+    """An event whose type is unknown to this version of the client."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -22,12 +22,12 @@ AnyEvent = Event | OtherEvent
 
 
 def read_event(record: dict[str, Any]) -> AnyEvent:
-    """Read an event from the service's JSON; named non-finite numbers become floats."""
+    """Parse an event. The strings "NaN" and "Infinity" become floats."""
     value = dict(record)
     if isinstance(value.get("values"), dict):
         value["values"] = {key: jsonio.number(item) for key, item in value["values"].items()}
     if isinstance(value.get("rows"), list):
-        # the first two columns are names: a layer may well be called NaN
+        # the first two columns are names: a layer may be named NaN
         value["rows"] = [[*row[:2], *map(jsonio.number, row[2:])] for row in value["rows"]]
     try:
         return parse_event(value)

@@ -1,4 +1,4 @@
-"""Why a job is where it is, in words: the reason, the first bad number, the last lines printed."""
+"""Explanations of a job's state: the reason, the first finding and the last log lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,30 +9,30 @@ LOG_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job is where it is; ``print(job.explain())`` shows it as text."""
+    """Explains the state of a job; ``print(job.explain())`` shows it as text."""
 
     job: str
     state: str
     reason: str
-    """In one sentence."""
+    """The reason, in one sentence."""
     code: str | None = None
-    """Of the failure; ``docs`` has its page."""
+    """The error code; ``docs`` links to its page."""
     hint: str | None = None
     """What to change."""
     rank: int | None = None
-    """The process that failed, where it is known."""
+    """The rank that failed, if known."""
     layer: str | None = None
-    """Where the failure was, or the first number that is not finite."""
+    """The layer of the failure or of the first NaN or Inf."""
     step: int | None = None
-    """Of the same; steps count from 0."""
+    """The step of the failure or of the first NaN or Inf. Steps count from 0."""
     finding: Mapping[str, Any] | None = None
     """The first event ``finding``: the layer, the rows of the batch, likely causes."""
     log: tuple[str, ...] = ()
-    """The last lines that the failing rank printed, or of all where none failed."""
+    """The last log lines of the failed rank, or of all ranks if none failed."""
     docs: str | None = None
-    """The address of the page about the code."""
+    """The URL of the page about the error code."""
     notes: tuple[str, ...] = field(default=())
-    """What else may matter: warnings of the plan, restarts."""
+    """Further information: warnings of the plan, restarts."""
 
     def __str__(self) -> str:
         lines = [f"{self.job} is {self.state}: {self.reason}"]
@@ -44,13 +44,13 @@ class Explanation:
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  see {self.docs}"] if self.docs else []
         if self.log:
-            lines += ["", "last lines of its log:", *(f"  {line}" for line in self.log)]
+            lines += ["", "last log lines:", *(f"  {line}" for line in self.log)]
         return "\n".join(lines)
 
     def _found(self) -> list[str]:
         if self.finding is None:
             return []
-        causes = [f"likely: {cause}" for cause in self.finding.get("causes") or ()][:3]
+        causes = [f"likely cause: {cause}" for cause in self.finding.get("causes") or ()][:3]
         return [f"first finding: {self.finding['message']}", *causes]
 
 
@@ -62,14 +62,14 @@ def explain(
     log: str,
     waits_for: str | None,
 ) -> Explanation:
-    """Put together what is known.
+    """Build an explanation.
 
     Args:
-        job: as the service gives it.
-        url: the service's address.
+        job: the job document.
+        url: the address of the service.
         finding: the first event ``finding``, if there is one.
-        log: the last lines printed.
-        waits_for: why it is in the queue, if it is.
+        log: the last log lines.
+        waits_for: why the job is queued, if it is.
     """
     error: Mapping[str, Any] = job.get("error") or {}
     found = finding or {}
@@ -92,12 +92,12 @@ def explain(
 
 
 def _reason(job: Mapping[str, Any], error: Mapping[str, Any], waits_for: str | None) -> str:
-    told = error.get("message") or waits_for or job.get("state_reason")
-    if told:
-        return str(told)
+    reason = error.get("message") or waits_for or job.get("state_reason")
+    if reason:
+        return str(reason)
     progress: Mapping[str, Any] = job.get("progress") or {}
     if progress.get("step") is None:
-        return "no step has been done"
+        return "no step has completed"
     total = progress.get("num_steps")
     return f"step {progress['step']}" + (f" of {total}" if total else "")
 
@@ -105,4 +105,4 @@ def _reason(job: Mapping[str, Any], error: Mapping[str, Any], waits_for: str | N
 def _notes(job: Mapping[str, Any]) -> list[str]:
     notes = [str(warning["detail"]) for warning in job.get("warnings") or ()]
     attempt = job.get("attempt") or 0
-    return [*notes, f"it is at its attempt {attempt}"] if attempt > 1 else notes
+    return [*notes, f"this is attempt {attempt}"] if attempt > 1 else notes

@@ -1,4 +1,4 @@
-"""Files on their way to the service: their formats, and their bytes piece by piece."""
+"""Files to upload: their formats and their content in chunks."""
 
 import hashlib
 from collections.abc import Generator
@@ -25,7 +25,7 @@ _FORMATS = {
 
 
 def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
-    """A file from its start, as often as it is asked for; or bytes, as they are."""
+    """Yield a file in chunks, from its start on each call; or bytes as one chunk."""
     if isinstance(content, bytes):
         yield content
         return
@@ -35,20 +35,20 @@ def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
 
 
 def format_of(name: str) -> str:
-    """Tell a dataset's format from a file's name.
+    """Infer the format of a dataset from a file name.
 
     Raises:
-        ValueError: the name does not tell.
+        ValueError: the suffix is unknown.
     """
     lowered = name.lower()
     for suffix in sorted(_FORMATS, key=len, reverse=True):
         if lowered.endswith(suffix):
             return _FORMATS[suffix]
     known = ", ".join(sorted(set(_FORMATS.values())))
-    raise ValueError(f"the name {name!r} does not tell the format; give format= one of {known}")
+    raise ValueError(f"the format of {name!r} is unknown; set format= to one of {known}")
 
 
 def sha256_of(file: IO[bytes]) -> str:
-    """The digest of a whole file, in hexadecimal."""
+    """The hexadecimal digest of a file."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]

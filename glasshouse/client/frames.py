@@ -1,7 +1,7 @@
 """Data frames (pandas, polars, pyarrow) and torch datasets as columns. Imports none of them.
 
-A frame's numbers become one vector ``x``, side by side in the frame's order; its texts and
-categories fields of their own, and ``label`` the target.
+The numeric columns of a frame become one vector ``x``, in the order of the frame. Each text or
+categorical column becomes a field of its own. ``label`` is the target.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from glasshouse.client.modules.naming import is_lengths
 from glasshouse.client.tensors import Array
 
 FEATURES = "x"
-"""The field of a frame's numbers."""
+"""The field of the numeric columns of a frame."""
 Library = Literal["pandas", "polars"]
 _FRAMES: tuple[Library, ...] = ("pandas", "polars")
 _LIBRARIES = ("pandas", "polars", "pyarrow")
@@ -25,7 +25,7 @@ _CATEGORIES = ("category", "Categorical", "Enum", "dictionary")
 
 
 class Table(NamedTuple):
-    """Columns, and the fields that read them."""
+    """Columns and the fields that read them."""
 
     columns: dict[str, Any]
     fields: dict[str, dict[str, Any]]
@@ -34,25 +34,26 @@ class Table(NamedTuple):
 class _Column(NamedTuple):
     values: Array
     classes: list[str] | None
-    """Of categories, in the library's order."""
+    """For a categorical column: its categories, in the order of the library."""
     missing: int
 
 
 def is_frame(data: Any) -> bool:
-    """Whether this is a data frame of a library that is known."""
+    """Whether this is a data frame of a supported library."""
     library = type(data).__module__.partition(".")[0]
     return library in _LIBRARIES and hasattr(data, "columns")
 
 
 def frame(columns: Mapping[str, Array], library: Library | None = None) -> Any:
-    """Make a data frame of columns.
+    """Create a data frame.
 
     Args:
-        columns: arrays of one length by their names.
-        library: which one; left out, the one that is imported already, else one that is installed.
+        columns: arrays of equal length, by name.
+        library: ``pandas`` or ``polars``. Default: the one that is already imported, or else the
+            one that is installed.
 
     Raises:
-        ImportError: there is none.
+        ImportError: the library is not installed.
     """
     wanted = _FRAMES if library is None else (library,)
     for name in sorted(wanted, key=lambda one: one not in sys.modules):
@@ -66,17 +67,20 @@ def read_frame(data: Any, label: str | int | None, wanted: Sequence[str] = ()) -
 
     Args:
         data: the frame.
-        label: the column of the target; a number where the frame's columns are numbers.
-        wanted: names that the network reads; a column of such a name is a field of its own.
+        label: the target column; a number if the frame's column names are numbers.
+        wanted: names that the network reads. A column with such a name becomes its own field.
 
     Raises:
-        ValueError: it has no such column, or one that cannot be read, or values are missing.
+        ValueError: the label column does not exist, a column has an unsupported dtype, or values
+            are missing.
     """
     data, names = _named(data)
     label = label if label is None else str(label)
     if label is None or label not in names:
-        told = "which column is the target?" if label is None else f"there is no column {label!r}."
-        raise ValueError(f"{told} Say label= one of {', '.join(names)}")
+        reason = (
+            "the target column is unset." if label is None else f"there is no column {label!r}."
+        )
+        raise ValueError(f"{reason} Set label= to one of {', '.join(names)}")
     columns: dict[str, Any] = {}
     fields: dict[str, dict[str, Any]] = {}
     features: list[str] = []
@@ -88,34 +92,34 @@ def read_frame(data: Any, label: str | int | None, wanted: Sequence[str] = ()) -
         if name == label or name in wanted or field["type"] != "dense":
             called = field_name(name)
             if called in fields:
-                raise ValueError(f"two columns would be the field {called!r}: rename {name!r}")
+                raise ValueError(f"two columns map to the field {called!r}: rename {name!r}")
             fields[called] = field if called == name else {**field, "column": name}
         else:
             features.append(name)
     if features:
         if FEATURES in fields:
             raise ValueError(
-                f"a column is called {FEATURES!r}, as all numbers together are: rename it"
+                f"the column {FEATURES!r} has the name of the field of numeric columns: rename it"
             )
         fields = {FEATURES: {"type": "dense", "columns": features}, **fields}
     return Table(columns, fields)
 
 
 def field_name(column: str) -> str:
-    """What the field of a column is called: as the column, unless a field may not be called so."""
+    """The field name of a column: the column name with invalid characters replaced."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", column)
     return (f"column_{name}" if not name or name[0].isdigit() else name)[:64]
 
 
 def _named(data: Any) -> tuple[Any, list[str]]:
-    """A frame whose columns have texts for names, as those of pandas need not; and the names."""
+    """The frame with its column names as strings (pandas allows others), and the names."""
     given = list(getattr(data, "column_names", data.columns))
     names = [str(name) for name in given]
     return (data if names == given else data.set_axis(names, axis="columns")), names
 
 
 def columns_for(data: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What fields read of a frame, as far as the frame has their columns.
+    """The values of each field whose columns exist in the frame.
 
     Raises:
         ValueError: values are missing.
@@ -155,7 +159,7 @@ def _check(name: str, column: _Column) -> None:
     if column.missing:
         raise ValueError(
             f"the column {name!r} has {column.missing} missing values: fill them or drop the rows, "
-            "or upload the frame as a file and say fill or on_bad_row; see the page on datasets"
+            "or upload the frame as a file and set fill or on_bad_row; see the page on datasets"
         )
 
 
@@ -173,7 +177,7 @@ def _read(data: Any, name: str) -> _Column:
     if values.dtype.kind in "OT" or kind.startswith(("str", "String", "Utf8", "large_string")):
         return _Column(np.array(_texts(name, series)), None, 0)
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"the column {name!r} has the dtype {kind}: make numbers or texts of it")
+        raise ValueError(f"the column {name!r} has dtype {kind}: convert it to numbers or strings")
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     is_nan = values.dtype.kind == "f" and bool(np.isnan(values).any())
@@ -189,33 +193,36 @@ def _texts(name: str, series: Any) -> list[Any]:
     rows: list[Any] = series.to_pylist() if hasattr(series, "to_pylist") else series.to_list()
     kinds = {type(row).__name__ for row in rows if row is not None and row == row}  # noqa: PLR0124
     if kinds - {"str"}:
-        raise ValueError(f"the column {name!r} has values of {', '.join(sorted(kinds))}")
+        raise ValueError(
+            f"the column {name!r} has values of type {', '.join(sorted(kinds))}: convert it to "
+            "numbers or strings"
+        )
     return [row if isinstance(row, str) else None for row in rows]
 
 
 def _classes(series: Any) -> list[str]:
-    """The categories of pandas, which have an order."""
+    """The categories of a pandas column, in order."""
     known = getattr(getattr(series, "cat", None), "categories", None)
     return [str(item) for item in known] if known is not None else []
 
 
 def read_dataset(data: Any, arguments: Sequence[str]) -> dict[str, Any]:
-    """Read a torch ``Dataset`` once, row by row in its order.
+    """Read a torch ``Dataset`` once, row by row.
 
-    What its transforms draw is drawn this once. Columns are named as the rows name them; of tuples,
-    ``x`` and ``y``, or as the network's arguments and ``y``.
+    Random transforms are applied only this once. Columns have the names in the rows. For tuples,
+    they are ``x`` and ``y``, or the network's argument names and ``y``.
 
     Raises:
-        ValueError: it cannot be read by index, or its rows differ in form.
+        ValueError: the dataset cannot be read by index, or its rows differ in structure.
     """
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise ValueError("an IterableDataset has no rows to count: give a Dataset, or arrays")
+        raise ValueError("an IterableDataset has no length: pass a map-style Dataset or arrays")
     rows = [_row(data[number], arguments) for number in range(len(data))]
     if not rows:
         raise ValueError("the Dataset is empty")
     forms = {tuple(row) for row in rows}
     if len(forms) > 1:
-        raise ValueError(f"the rows of the Dataset differ in form: {sorted(forms)[:2]}")
+        raise ValueError(f"the rows of the Dataset differ in structure: {sorted(forms)[:2]}")
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -227,8 +234,8 @@ def _row(item: Any, arguments: Sequence[str]) -> dict[str, Any]:
     values = cast("Sequence[Any]", item)
     names: Sequence[str] = getattr(values, "_fields", ())
     if not names:
-        told = [name for name in arguments if not is_lengths(name)]
-        inputs = next((one for one in (arguments, told) if len(one) == len(values) - 1), ())
+        tensors = [name for name in arguments if not is_lengths(name)]
+        inputs = next((one for one in (arguments, tensors) if len(one) == len(values) - 1), ())
         usual = (
             [FEATURES] if len(values) == 2 else [f"{FEATURES}{n}" for n in range(len(values) - 1)]
         )
@@ -239,7 +246,7 @@ def _row(item: Any, arguments: Sequence[str]) -> dict[str, Any]:
 def as_columns(
     data: Any, label: str | int | None, wanted: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Frames and datasets as dicts of columns, with fields where these are known; else as it is."""
+    """Frames and datasets as dicts of columns, with fields if known; other data unchanged."""
     if is_frame(data):
         table = read_frame(data, label, wanted)
         return table.columns, table.fields

@@ -1,5 +1,5 @@
 # Made from glasshouse/client/aio/inferring.py by .ci/twins.py: change that file.
-"""What `Client.infer` does: inputs go to the service, outputs of layers come back."""
+"""The implementation of `Client.infer`: upload inputs, run a job, download its outputs."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -23,12 +23,12 @@ from glasshouse.client.training import (
 from glasshouse.errors import ConflictError
 
 INLINE_VALUES = 20_000
-"""Inputs with more values than this travel as a dataset; JSON is slow for numbers."""
+"""Inputs with more values than this are uploaded as a dataset, because JSON is slow for numbers."""
 Source = Job | Checkpoint | str
 
 
 class Inferring:
-    """Runs trained networks."""
+    """Runs inference jobs."""
 
     def __init__(self, jobs: Jobs, datasets: Datasets, checkpoints: Checkpoints) -> None:
         self._jobs = jobs
@@ -43,7 +43,7 @@ class Inferring:
         fields: Sequence[ResultField] | ResultField | None,
         options: JobOptions,
     ) -> dict[str, Array]:
-        """Run and wait; ``given`` is inputs and data, of which one is None."""
+        """Run the job and wait for it; ``given`` is (inputs, data), one of which is None."""
         inputs, data = inputs_of(given[0]), given[1]
         if (inputs is None) == (data is None):
             raise TypeError("give exactly one of inputs and data")
@@ -68,7 +68,7 @@ class Inferring:
                 _discard(uploaded)
 
     def _add_inputs(self, spec: Document, source: Source, inputs: Any) -> Dataset | None:
-        """Put inputs into a spec, or into a dataset when they are many or need its dtypes."""
+        """Put inputs into the spec, or into a dataset if they are large or need its dtypes."""
         trained = self._trained_by(source)
         sequences = in_thread(lambda: read_sequences(inputs, trained))
         if sequences is not None:
@@ -76,7 +76,7 @@ class Inferring:
             return None
         arrays = in_thread(lambda: read_inputs(inputs, trained))
         is_small = sum(array.size for array in arrays.values()) <= INLINE_VALUES
-        # a uint8 column is scaled to [0, 1] as in training; plain numbers in JSON would not be
+        # a uint8 column is scaled to [0, 1] as in training; numbers in JSON would not be
         if is_small and not any(array.dtype.name == "uint8" for array in arrays.values()):
             spec["inputs"] = {name: array.tolist() for name, array in arrays.items()}
             return None
@@ -89,7 +89,7 @@ class Inferring:
         return dataset
 
     def _rows(self, data: Any) -> Document:
-        """Which rows of a dataset; of one that is named without a split, those of ``test``."""
+        """The data source of a dataset. The default split is ``test``."""
         if isinstance(data, str):
             data = self._datasets.named(data)
         if isinstance(data, Dataset):
@@ -97,7 +97,7 @@ class Inferring:
         return cast("Document", as_document(data))
 
     def _trained_by(self, source: Source) -> Document:
-        """The spec of the job that trained a network, or what was sent with its weights."""
+        """The spec of the job that trained a network, or the network uploaded with its weights."""
         if isinstance(source, Job):
             return source.spec()
         if isinstance(source, str) and source.startswith("ckpt_"):
@@ -112,7 +112,7 @@ class Inferring:
 def _discard(dataset: Dataset) -> None:
     try:
         dataset.delete()
-    except ConflictError:  # the job that was given up on still reads it
+    except ConflictError:  # the job still reads it, because waiting for it was interrupted
         return
 
 

@@ -1,8 +1,8 @@
-"""``Client("inproc://")``: a service in this process, with a home of its own that goes with it.
+"""``Client("inproc://")``: a service in this process, with a temporary home directory.
 
-The one place of the client that knows the service's rooms. Their names (``api``, ``engine``,
-``models``, ``worker``) are names that a user's modules may have, so they are imported when such a
-client is made and never before, and only if they are ours.
+Only this module of the client imports the packages of the service. A user's modules may have the
+same names (``api``, ``engine``, ``models``, ``worker``), so the packages are imported only when
+such a client is created, and only if they belong to glasshouse.
 """
 
 import importlib
@@ -21,29 +21,29 @@ from glasshouse.errors import APIConnectionError
 
 URL = "inproc://"
 _HOST = "http://127.0.0.1"
-_ROOMS = ("api", "engine", "models", "worker")
+_PACKAGES = ("api", "engine", "models", "worker")
 _QUEUES = re.compile(r"/api/v1/(datasets|jobs(/[^/]+/(retry|fork|resume))?)")
-"""What puts a job into the queue."""
+"""Requests that queue a job."""
 
 
 class InProcess(httpx2.Client):
-    """Hands requests to the API, which runs in a thread; jobs run in the thread that asks for them.
+    """An HTTP client whose API runs in a background thread and whose jobs run in the caller's.
 
-    A request that puts a job into the queue is answered when that job has ended.
+    A request that queues a job returns when the job has ended.
     """
 
     def __init__(self) -> None:
-        _check_rooms()
+        _check_packages()
         self._home = Path(tempfile.mkdtemp(prefix="glasshouse-"))
         try:
-            self.address = Address(_HOST, self._furnish())
+            self.address = Address(_HOST, self._start())
         except BaseException:
             shutil.rmtree(self._home, ignore_errors=True)
             raise
-        super().__init__(transport=_Working(self._api, self._bench))
+        super().__init__(transport=_Transport(self._api, self._bench))
 
-    def _furnish(self) -> str:
-        """Make a home with a database; gives a key to it."""
+    def _start(self) -> str:
+        """Create the database and start the API; return an API key."""
         settings = _load("models.settings").Settings(
             home=self._home,
             database_url=f"sqlite:///{self._home / 'glasshouse.db'}",
@@ -71,7 +71,7 @@ class InProcess(httpx2.Client):
         return key
 
     def close(self) -> None:
-        """End the API and remove all that its jobs have made."""
+        """Stop the API and remove the home directory."""
         if not self.is_closed:
             super().close()
             self._api.__exit__(None, None, None)
@@ -79,8 +79,8 @@ class InProcess(httpx2.Client):
             shutil.rmtree(self._home, ignore_errors=True)
 
 
-class _Working(httpx2.BaseTransport):
-    """Has jobs run before a request that queued one is answered."""
+class _Transport(httpx2.BaseTransport):
+    """Runs queued jobs before it returns the response to the request that queued them."""
 
     def __init__(self, api: Any, bench: Any) -> None:
         self._api = api
@@ -88,27 +88,27 @@ class _Working(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         response = self._api.send(request, stream=True)
-        is_made = request.method == "POST" and response.is_success
-        if is_made and _QUEUES.fullmatch(request.url.path):
+        is_created = request.method == "POST" and response.is_success
+        if is_created and _QUEUES.fullmatch(request.url.path):
             response.read()
             self._bench.work()
         return response
 
 
-def _check_rooms() -> None:
-    """Raise if what the service needs is not there, or something else has its name."""
-    ours = Path(glasshouse.__file__).parents[1]
-    for room in _ROOMS:
-        spec = importlib.util.find_spec(room)
+def _check_packages() -> None:
+    """Raise an error if a package of the service is missing or shadowed by another module."""
+    root = Path(glasshouse.__file__).parents[1]
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
         if spec is None:
             raise APIConnectionError(
-                f"{URL} runs the service in this process and there is no {room!r}: "
+                f"{URL} runs the service in this process, but the package {package!r} is missing: "
                 "pip install 'glasshouse[server]'"
             )
-        if spec.origin is None or Path(spec.origin).parents[1] != ours:
+        if spec.origin is None or Path(spec.origin).parents[1] != root:
             raise APIConnectionError(
-                f"{URL} runs the service in this process, and {spec.origin or room} has the name "
-                f"of its package {room!r}: rename it, or use a service that runs by itself"
+                f"{URL} runs the service in this process, but {spec.origin or package} shadows its "
+                f"package {package!r}: rename yours, or start a separate service"
             )
 
 
@@ -117,7 +117,7 @@ def _load(name: str) -> Any:
 
 
 def _be_quiet() -> None:
-    """Keep the service's own log out of the user's terminal, unless the user has set that up."""
+    """Silence the log of the service, unless the user has configured structlog."""
     structlog = _load("structlog")
     if not structlog.is_configured():
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -1,5 +1,5 @@
 # Made from glasshouse/client/aio/job.py by .ci/twins.py: change that file.
-"""One job: waiting for it, watching it, and what came of it."""
+"""One job: wait for it, stream its events, and read its metrics and logs."""
 
 import sys
 from collections.abc import Generator, Iterable, Sequence
@@ -7,9 +7,9 @@ from typing import Any, Literal, overload
 
 from glasshouse import jsonio
 from glasshouse.client.asking import as_probe
-from glasshouse.client.callbacks import Call, Director, Wish, check_callbacks, wish_of
+from glasshouse.client.callbacks import Action, Call, Dispatcher, action_of, check_callbacks
 from glasshouse.client.card import MOST_POINTS, Card
-from glasshouse.client.control import Steered
+from glasshouse.client.control import Controlled
 from glasshouse.client.events import AnyEvent, read_event
 from glasshouse.client.explaining import LOG_LINES, Explanation, explain
 from glasshouse.client.layers import Layers
@@ -17,89 +17,91 @@ from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request
 from glasshouse.client.results import Results
-from glasshouse.client.running import in_background, settled, show_at_once, sleep
+from glasshouse.client.running import card_html, in_background, resolved, sleep
 from glasshouse.client.series import Series, SeriesTable
 from glasshouse.client.stream import EventStream
 from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
-AGAIN_S = 5.0
-"""How long a card waits for a service that is away before it asks again."""
+RETRY_S = 5.0
+"""How long a notebook card waits before it retries while the service is unavailable."""
 Names = list[str] | tuple[str, ...]
 Attempts = int | Literal["all"] | None
-"""Whose rows: None, those of one uninterrupted run; ``"all"``; or one attempt's."""
+"""Which attempts to read. None: each step once, from the latest attempt that ran it; ``"all"``:
+every attempt; a number: that attempt."""
 
 
-class Job(Steered, Results):
-    """A job, as it was when it was last read; `refresh` reads it anew."""
+class Job(Controlled, Results):
+    """A job, as of the last `refresh`."""
 
     _PATH = "/jobs"
 
     kind: str
     """``train``, ``infer`` …"""
     name: str
-    """As its spec says, or made by the service: ``mlp-7``."""
+    """The name from the spec, or one that the service generated: ``mlp-7``."""
     state_reason: str | None
-    """Why it is in its state, where there is more to say than the state."""
+    """Details about the state, if there are any."""
     created_at: str
-    """Times are in UTC as RFC 3339 writes them."""
+    """All times are RFC 3339 in UTC."""
     created_by: str | None
-    """The name of the API key that submitted it; None: it was made before that was kept."""
+    """The name of the API key that submitted the job. None for jobs older than this field."""
     queued_at: str
     started_at: str | None
     ended_at: str | None
     not_before: str | None
-    """Until when a job that is tried again waits."""
+    """The earliest time at which a job that is retried may start."""
     paused_at: str | None
     paused_s: float
-    """Of the pauses before."""
+    """Total duration of earlier pauses, in seconds; excludes the current pause."""
     attempt: int
-    """How often a worker has taken it."""
+    """How many times a worker has claimed the job."""
     labels: dict[str, str]
     priority: int
     parent: str | None
-    """The job that it is a fork or a retry of."""
+    """The id of the job that this job was forked or retried from."""
     devices: list[dict[str, Any]]
-    """``worker``, ``kind`` and ``id`` of each."""
+    """``worker``, ``kind`` and ``id`` of each device."""
     directions: dict[str, Literal["min", "max"]]
-    """Which value of a metric in ``summary`` is its best; missing where its name does not tell."""
+    """Whether the min or the max of a metric in ``summary`` is its best value. Has no entry for
+    metrics whose name does not imply a direction."""
     last_seq: int
-    """The newest event of its log."""
+    """The ``seq`` of the newest event."""
     warnings: list[dict[str, Any]]
-    """What the plan says may not be meant: ``pointer``, ``detail``, ``code``."""
+    """Warnings of the plan: ``pointer``, ``detail``, ``code``."""
     links: dict[str, str]
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Step, epoch, samples per second and what is left; empty before the first step."""
+        """Step, epoch, samples per second and ETA. Empty before the first step."""
         return jsonio.numbers(self.data.get("progress") or {})
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Last, lowest and highest value of each metric."""
+        """The last, min and max value of each metric."""
         return jsonio.numbers(self.data.get("summary") or {})
 
     @property
     def probe_overhead(self) -> dict[str, Any] | None:
-        """What watching costs: ``fraction`` of step time, and the ``budget``; None: unknown."""
-        told = self.data.get("probe_overhead")
-        return None if told is None else jsonio.numbers(told)
+        """The cost of probes: ``fraction`` of the step time, and ``budget``. None if unknown."""
+        overhead = self.data.get("probe_overhead")
+        return None if overhead is None else jsonio.numbers(overhead)
 
     @property
     def layers(self) -> Layers:
-        """The layers of its network: ``job.layers["conv1"].output(step=25)``."""
+        """The layers of the network: ``job.layers["conv1"].output(step=25)``."""
         return Layers(self._transport, self.id)
 
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> "Job":
-        """Wait until it has succeeded; while it is paused too.
+        """Wait until the job has succeeded. Keeps waiting while the job is paused.
 
         Args:
-            timeout: seconds; left out, as long as it takes.
-            progress: draw a bar on standard error; in a notebook, a card that is kept up to date.
+            timeout: seconds to wait. Default: no limit.
+            progress: show a progress bar on standard error, or a live card in a notebook.
 
         Raises:
-            JobFailed: it failed; says why.
-            JobCancelled: it was cancelled.
-            WaitTimeout: it has not ended in time. The job goes on.
+            JobFailed: the job failed. The message has the reason.
+            JobCancelled: the job was canceled.
+            WaitTimeout: the job did not end in time. It is not canceled.
         """
         with Bar(self.id, shown=progress) as bar:
             for _ in self._changes(timeout, "end"):
@@ -119,13 +121,14 @@ class Job(Steered, Results):
         attempt: Attempts = None,
         give_up_after_s: float = 120.0,
     ) -> EventStream:
-        """Its events as they happen, from its first (or the one after ``after``) to its end.
+        """Stream the events of the job as they happen, from the first event until the job ends.
 
         Args:
-            types: only events of these types.
-            after: ``seq`` of the last event that is known already.
-            attempt: ``"all"``: also what gave way to a later attempt; a number: only that one's.
-            give_up_after_s: raise after this long without reaching the service.
+            types: only events of these types. Default: all.
+            after: start after the event with this ``seq``.
+            attempt: ``"all"`` includes events that a later attempt has superseded; a number
+                selects the events of that attempt.
+            give_up_after_s: raise an error if the service is unreachable for this many seconds.
         """
         return EventStream(
             self._transport,
@@ -137,27 +140,27 @@ class Job(Steered, Results):
         )
 
     def watch(self, *callbacks: Any, after: int = 0) -> "Job":
-        """Call callbacks as its events come, until it has ended; do what they answer.
+        """Call callbacks for the events of the job until it ends, and apply what they return.
 
         Args:
             callbacks: objects with some of the methods of `Callback`: ``on_train_begin``,
                 ``on_epoch_begin``, ``on_train_batch_end``, ``on_eval_end``, ``on_epoch_end``,
                 ``on_train_end``, ``on_event``.
-            after: ``seq`` of the last event that is of no interest; left out, all that there was
-                comes first.
+            after: skip events up to and including this ``seq``. Default: start with the first
+                event of the job.
 
         Returns:
-            The job, ended.
+            The ended job.
 
         Raises:
-            JobFailed: it failed; says why. One that was cancelled is returned like all others.
-            TypeError: a callback has a method that is never called, or answers what nobody can do.
+            JobFailed: the job failed. No error is raised for a canceled job.
+            TypeError: a callback has an unknown ``on_…`` method, or returned an unknown action.
         """
         check_callbacks(callbacks)
-        director = Director()
+        dispatcher = Dispatcher()
         with self.stream(after=after) as stream:
             for event in stream:
-                for call in director.calls(event):
+                for call in dispatcher.calls(event):
                     self._call(callbacks, call)
         self.refresh()
         if self.state == "failed":
@@ -169,24 +172,24 @@ class Job(Steered, Results):
             method = getattr(callback, call.name, None)
             if method is None:
                 continue
-            wish = wish_of(settled(method(*call.arguments)))
-            if wish is not None:
-                self._grant(wish)
+            action = action_of(resolved(method(*call.arguments)))
+            if action is not None:
+                self._apply(action)
 
-    def _grant(self, wish: Wish) -> None:
+    def _apply(self, action: Action) -> None:
         try:
-            if wish.verb == "set":
-                self.set(wish.settings)
+            if action.verb == "set":
+                self.set(action.settings)
             else:
-                getattr(self, wish.verb)()
+                getattr(self, action.verb)()
         except ConflictError as error:
-            if error.code != "job_ended":  # a wish that came too late
+            if error.code != "job_ended":  # the action came too late
                 raise
 
     def events(
         self, types: Iterable[str] | None = None, after: int = 0, *, attempt: Attempts = None
     ) -> Generator[AnyEvent]:
-        """Its events so far; does not wait for more. ``attempt`` as in ``stream``."""
+        """Iterate over the existing events without waiting for new ones. See `stream`."""
         params = {"types": None if types is None else ",".join(types), "after": after}
         params["attempt"] = attempt
         for page in self._transport.pages(f"{self.path}/events", params):
@@ -213,12 +216,16 @@ class Job(Steered, Results):
         max_points: int | None = None,
         attempt: Attempts = None,
     ) -> Any:
-        """One metric as a `Series`, several as a `SeriesTable`; both have ``df()``.
+        """Return one metric as a `Series`, or several as a `SeriesTable`.
 
-        Without a name, a table of all metrics that there are: last, min, max, count.
+        Without a name, return a summary of all metrics by name: last, min, max, count.
 
-        A job that was begun again has one value for each step, as if it had not been;
-        ``attempt="all"`` gives those of every attempt, a number those of one.
+        Args:
+            name: the name of a metric, or a list of names.
+            max_points: the maximum number of points per metric. Default: all.
+            attempt: which attempts of a restarted job to read. Default: one value per step, as if
+                the job had not been interrupted. ``"all"``: the values of every attempt. A number:
+                the values of that attempt.
         """
         if name is None:
             entries = self._transport.all(f"{self.path}/metrics")
@@ -236,13 +243,14 @@ class Job(Steered, Results):
         max_points: int | None = None,
         attempt: Attempts = None,
     ) -> list[Series]:
-        """Several metrics at once. A long series comes in several answers, which are put together.
+        """Return several metrics. Long series are fetched in several requests.
 
         Args:
-            names: of the metrics.
-            from_step: the first step, included.
-            to_step: the last step, included.
-            max_points: at most so many of each; first, last, extremes and bad values stay.
+            names: the names of the metrics.
+            from_step: the first step, inclusive.
+            to_step: the last step, inclusive.
+            max_points: the maximum number of points per metric. The first, last, min, max, NaN and
+                Inf values are always kept. Default: all.
             attempt: as in `metrics`.
         """
         params = {"name": names, "from_step": from_step, "to_step": to_step}
@@ -254,26 +262,26 @@ class Job(Steered, Results):
         return [Series.of_pages(name, pages) for name in names]
 
     def card(self) -> Card:
-        """Itself with the line of its loss, for a notebook to show; read anew."""
+        """Fetch the job and return it as a card with a loss curve, for display in a notebook."""
         self.refresh()
         return self._card()
 
     def _card(self) -> Card:
-        """The line of its loss around what was read last."""
+        """A card of the last fetched state."""
         if "loss" not in self.summary:
             return Card(self.data, self._transport.address.url)
         (loss,) = self.series(["loss"], max_points=MOST_POINTS)
         return Card(self.data, self._transport.address.url, list(loss))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: read anew where the client blocks, else what it has."""
-        return show_at_once(self.card, Card(self.data, self._transport.address.url))
+        """The HTML for notebooks. The blocking client refreshes the job first."""
+        return card_html(self.card, Card(self.data, self._transport.address.url))
 
     def show(self) -> None:
-        """Show it in a notebook as a card that keeps itself up to date while other cells run.
+        """Show a card in a notebook that is updated in the background until the job ends.
 
-        A job that is the last line of a cell is shown so, too. The card ends with the job. Where
-        there is no notebook it is one line.
+        Notebooks call this for a job on the last line of a cell. Outside of a notebook, one line
+        is printed.
         """
         bar = Bar(self.id, shown=True)
         if not bar.is_notebook:
@@ -286,7 +294,7 @@ class Job(Steered, Results):
     _ipython_display_ = show
 
     def _keep_shown(self, bar: Bar) -> None:
-        """Put a new card in the place of the one before, until it has ended."""
+        """Update the card until the job has ended."""
         while True:
             try:
                 for _ in self._changes(None, "end"):
@@ -294,12 +302,12 @@ class Job(Steered, Results):
                     if self.has_ended:
                         return
             except (NotFoundError, AuthenticationError, RuntimeError):
-                return  # it is deleted, or the client is closed
+                return  # the job was deleted, or the client closed
             except APIError:
-                sleep(AGAIN_S)
+                sleep(RETRY_S)
 
     def explain(self) -> Explanation:
-        """Why it is where it is: the reason, where numbers first went bad, what was printed last.
+        """Explain the state of the job: the reason, the first finding and the last log lines.
 
         ``print(job.explain())`` shows it as text.
         """
@@ -322,10 +330,10 @@ class Job(Steered, Results):
         return found["data"][0] if found["data"] else None
 
     def follow(self, rank: int | None = None) -> Generator[str]:
-        """The lines that its processes print, as they come, until it has ended.
+        """Follow the log: yield the lines that the job prints until it ends.
 
         Args:
-            rank: of this process only.
+            rank: only lines of this rank. Default: all ranks.
         """
         with self.stream(types=["log"]) as stream:
             for event in stream.records():
@@ -335,11 +343,11 @@ class Job(Steered, Results):
     def logs(
         self, rank: int | None = None, *, tail: int | None = None, grep: str | None = None
     ) -> str:
-        """What its processes have printed so far; `follow` goes on from there.
+        """Return the log so far. Use `follow` for new lines.
 
         Args:
-            rank: of this process only.
-            tail: only so many lines, the last.
+            rank: only lines of this rank. Default: all ranks.
+            tail: only this many lines from the end.
             grep: only lines that contain this text.
         """
         params = {"rank": rank, "tail": tail, "grep": grep}
@@ -356,43 +364,43 @@ class Job(Steered, Results):
         max_bytes: int | None = None,
         **when: Any,
     ) -> Probe:
-        """Watch more of it, from its next step boundary on.
+        """Attach a probe to the job at the next step boundary.
 
         Args:
-            layers: globs over names of layers and parameters.
+            layers: globs over the names of layers and parameters.
             kinds: ``output``, ``input``, ``output_grad``, ``param``, ``param_grad``, ``update``,
                 ``optim_state``.
             want: ``stats``, ``histogram``, ``quantiles``, ``full``, ``sample``.
-            slice: the part that ``full`` keeps, as numpy writes it.
-            max_bytes: what ``full`` or ``sample`` may keep of one tensor.
-            when: ``every`` (left out, 1), ``at``, or ``on="nonfinite"``; ``start``, ``stop``;
-                ``phase="evaluate"``; ``max_overhead``, a fraction of step time, None for
-                none; ``point``.
+            slice: the part of the tensor that ``full`` stores, in numpy syntax: ``0:4,:,::2``.
+            max_bytes: the maximum size per tensor that ``full`` or ``sample`` stores, in bytes.
+            when: one of ``every`` (default: 1), ``at`` and ``on="nonfinite"``; ``start``, ``stop``;
+                ``phase="evaluate"``; ``max_overhead``, a fraction of the step time, or None for no
+                limit; ``point``.
         """
         body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))
 
     def get_probe(self, probe_id: str) -> Probe:
-        """One of its probes."""
+        """Fetch one probe of the job."""
         probe = Probe(self._transport, {"id": probe_id, "job": self.id})
         return probe.refresh()
 
     def probes(self, *, removed: bool = False) -> list[Probe]:
-        """What of it is watched; with ``removed``, also what is no more."""
+        """List the probes of the job; with ``removed``, include removed ones."""
         entries = self._transport.all(f"{self.path}/probes", {"removed": removed or None})
         return [Probe(self._transport, entry) for entry in entries]
 
     def update(self, **fields: Any) -> "Job":
-        """Change its name, labels or priority."""
+        """Change the ``name``, ``labels`` or ``priority`` of the job."""
         self.data = self._transport.patch(self.path, fields)
         return self
 
     def delete(self) -> None:
-        """Delete it with all it made; only after it has ended."""
+        """Delete the ended job and everything it created."""
         self._transport.delete(self.path)
 
     def spec(self, *, resolved: bool = True) -> dict[str, Any]:
-        """What runs: with sizes, seeds and versions filled in, or as it was submitted."""
+        """Return the spec, with sizes, seeds and versions resolved, or else as submitted."""
         return self._transport.get(f"{self.path}/spec", {"resolved": resolved})
 
     def plot(
@@ -403,12 +411,12 @@ class Job(Steered, Results):
         kind: str | None = None,
         format: Literal["png", "svg"] = "png",  # noqa: A002
     ) -> bytes:
-        """A picture drawn on the server, as PNG or SVG.
+        """Return a plot as an image that the server renders.
 
         Args:
             name: ``loss``, ``lr``, ``throughput``, ``gradient_flow`` or ``histogram``.
-            layer: of ``histogram``, whose; of ``gradient_flow``, a glob.
-            kind: of ``histogram``: ``output``, ``param`` …
+            layer: the layer of a ``histogram``, or a glob for ``gradient_flow``.
+            kind: the tensor kind of a ``histogram``: ``output``, ``param`` …
             format: ``png`` or ``svg``.
         """
         params = {"layer": layer, "kind": kind, "format": format}

@@ -1,5 +1,5 @@
 # Made from glasshouse/client/aio/probes.py by .ci/twins.py: change that file.
-"""What is watched of a running job, and how to change it."""
+"""The probes of a job."""
 
 from typing import Any, Literal, Self
 
@@ -7,7 +7,7 @@ from glasshouse.client.records import Record
 
 
 class Probe(Record):
-    """A probe of a job, as it was when it was last read; `refresh` reads it anew."""
+    """A probe of a job, as of the last `refresh`."""
 
     job: str
     layers: list[str]
@@ -25,11 +25,11 @@ class Probe(Record):
     max_bytes: int | None
     lossless: bool
     bytes_per_step: int
-    """What it keeps of a step on which it looks."""
+    """Bytes stored per observed step."""
     estimated_cost_s: float | None
-    """Before it is measured."""
+    """The estimated cost per observed step, in seconds, before it is measured."""
     applied_step: int | None
-    """The first step for which its last change holds."""
+    """The first step that the last change applies to."""
     position: int
     problem: dict[str, Any] | None
     created_at: str
@@ -37,39 +37,42 @@ class Probe(Record):
 
     @property
     def path(self) -> str:
-        """Where it lives, under ``/api/v1``."""
+        """The path of the probe under ``/api/v1``."""
         return f"/jobs/{self.data['job']}/probes/{self.id}"
 
     @property
     def state(self) -> str:
-        """``pending`` until taken up, then ``active``; ``removed``, ``rejected``, ``failed``."""
+        """``pending``, ``active``, ``removed``, ``rejected`` or ``failed``."""
         return self.data["state"]
 
     @property
     def matched(self) -> list[str]:
-        """The layers, leaves and parameters that it looks at."""
+        """The names of the matching layers, leaves of layer outputs, and parameters."""
         return self.data["matched"]
 
     @property
     def cost_s(self) -> float | None:
-        """Seconds that a due step takes, as the job has measured it; None before."""
+        """The measured cost per observed step, in seconds. None until it is measured."""
         return self.data["cost_s"]
 
     @property
     def every_now(self) -> int | None:
-        """The interval in force; wider than ``every`` where watching took more than it may."""
+        """The current interval in steps. Larger than ``every`` if the overhead was too high."""
         return self.data["every_now"]
 
     def refresh(self) -> Self:
-        """Read it anew."""
+        """Fetch the current state of the probe."""
         self._fetch()
         return self
 
     def wait(self, timeout: float | None = 30.0) -> "Probe":
-        """Wait until the job has taken up its last change; ``applied_step`` says from which step.
+        """Wait until the job has applied or rejected the last change; see ``applied_step``.
+
+        Args:
+            timeout: seconds to wait. None: no limit.
 
         Raises:
-            WaitTimeout: no step has begun in time.
+            WaitTimeout: no step began in time.
         """
         for _ in self._changes(timeout, "take effect"):
             if self.data["applied_step"] is not None or self.state == "rejected":
@@ -77,11 +80,11 @@ class Probe(Record):
         return self
 
     def update(self, **fields: Any) -> "Probe":
-        """Change ``every``, ``at``, ``max_overhead``, ``want``, or any other of its fields."""
+        """Change ``every``, ``at``, ``max_overhead``, ``want``, or any other field of the probe."""
         self.data = self._transport.patch(self.path, fields)
         return self
 
     def remove(self) -> "Probe":
-        """Stop looking, from the next step boundary on. What it has seen stays."""
+        """Detach the probe at the next step boundary. Its data is kept."""
         self.data = self._transport.delete(self.path)
         return self

@@ -1,4 +1,4 @@
-"""How far a job is: a bar on standard error where a terminal is, a card where a notebook is."""
+"""Progress display: a bar on standard error, or a card in a notebook."""
 
 import sys
 from types import TracebackType
@@ -8,7 +8,7 @@ from glasshouse.client.card import Card
 
 
 class Bar:
-    """Shows how far a job is. Draws nothing when it is not wanted or nobody is there to see it."""
+    """A progress display. Draws nothing if ``shown`` is false."""
 
     def __init__(self, title: str, *, shown: bool) -> None:
         self._title = title
@@ -19,7 +19,7 @@ class Bar:
 
     @property
     def is_notebook(self) -> bool:
-        """Whether it wants cards."""
+        """Whether it shows cards in a notebook."""
         return self._display is not None
 
     def __enter__(self) -> Self:
@@ -49,14 +49,14 @@ class Bar:
             self._progress.stop()
 
     def show_card(self, card: Card) -> None:
-        """Put a card in the place of the one before."""
+        """Show a card in place of the previous one."""
         if self._handle is not None:
             self._handle.update(card)
         elif self._display is not None:
             self._handle = self._display(card, display_id=True)
 
     def show(self, state: str, progress: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Draw the newest figures."""
+        """Update the progress bar."""
         if self._progress is None:
             return
         figures = state
@@ -71,10 +71,10 @@ class Bar:
 
 
 def notebook_display() -> Any:
-    """IPython's ``display`` where a notebook runs this; None elsewhere. Imports nothing new."""
+    """IPython's ``display`` in a notebook; otherwise None. Imports nothing."""
     ipython: Any = sys.modules.get("IPython")
     if ipython is None:
         return None
-    # IPython in a terminal shows no HTML, and has no kernel
+    # IPython in a terminal has no kernel and shows no HTML
     has_kernel = getattr(ipython.get_ipython(), "kernel", None) is not None
     return ipython.display.display if has_kernel else None

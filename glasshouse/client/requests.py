@@ -1,7 +1,7 @@
-"""One request of the client, and what its answer means: when to try again, which error it is.
+"""Requests of the client: retry rules and the errors of responses.
 
-What is retried, at most twice: connection errors, 408, 429, 502 and 504; 409 and 503 only when
-the problem says ``retryable``. A creating POST sends the same Idempotency-Key on each try.
+By default, these are retried at most twice: connection errors, 408, 429, 502 and 504; 409 and 503
+only if the problem has ``retryable``. A creating POST sends the same Idempotency-Key each time.
 """
 
 import random
@@ -24,12 +24,12 @@ MAX_RETRY_AFTER_S = 120.0
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 8.0
 _ALWAYS_RETRIED = frozenset({408, 429, 502, 504})
-_RETRIED_WHEN_TOLD = frozenset({409, 503})
+_RETRIED_IF_RETRYABLE = frozenset({409, 503})
 
 _ID = re.compile(r"[\w.~@:-]+")
 
 Body = bytes | Callable[[], Iterable[bytes]]
-"""Bytes, or a function that opens the stream of them anew for each try."""
+"""Bytes, or a function that reopens the stream for each try."""
 Params = Mapping[str, Any]
 Primitive = str | int | float | bool | None
 
@@ -40,28 +40,28 @@ class Request:
 
     method: str
     path: str
-    """Under the service's address, e.g. ``/api/v1/jobs``."""
+    """The path, such as ``/api/v1/jobs``."""
     params: Params = field(default_factory=dict[str, Any])
-    """None is left out; a list gives the parameter once for each of its items."""
+    """Query parameters. None is skipped; a list repeats the parameter."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: Body | None = None
     timeout_s: float | None = None
-    """How long to wait for bytes of the answer; None: the client's own."""
+    """The read timeout, in seconds. None: the timeout of the client."""
 
     @classmethod
     def creating(cls, path: str, body: Body, media_type: str, params: Params) -> "Request":
-        """Make a POST that creates something once, however often it is sent."""
+        """Build a POST with an idempotency key, which creates one resource even if retried."""
         headers = {"Content-Type": media_type, "Idempotency-Key": uuid.uuid4().hex}
         return cls("POST", path, params, headers, body)
 
 
 def backoff(attempt: int) -> float:
-    """Seconds to wait after a failed try: 0.5 s doubling to 8 s, less up to a quarter."""
+    """Seconds to wait after a failed try: 0.5 s doubling to 8 s, minus up to 25 % jitter."""
     return min(FIRST_DELAY_S * 2**attempt, MAX_DELAY_S) * random.uniform(0.75, 1.0)  # noqa: S311
 
 
 def with_json(request: Request, body: Any, media_type: str = "application/json") -> Request:
-    """The same request with a JSON body; without one if it is None."""
+    """Return the request with a JSON body. None: without a body."""
     if body is None:
         return request
     headers = {**request.headers, "Content-Type": media_type}
@@ -69,7 +69,7 @@ def with_json(request: Request, body: Any, media_type: str = "application/json")
 
 
 def query(params: Params) -> list[tuple[str, Primitive]]:
-    """The parameters of a query, one pair for each value."""
+    """The query parameters as one pair per value."""
     pairs: list[tuple[str, Primitive]] = []
     for name, value in params.items():
         items = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
@@ -78,37 +78,37 @@ def query(params: Params) -> list[tuple[str, Primitive]]:
 
 
 def address_of(path: str, params: Params) -> tuple[str, list[tuple[str, Primitive]]]:
-    """A path without the query that is written into it, and that query with the parameters."""
+    """Split the query off a path and merge it with the parameters."""
     bare, _, written = path.partition("?")
     return bare, [*parse_qsl(written, keep_blank_values=True), *query(params)]
 
 
 def id_in_path(name: str, what: str) -> str:
-    """An id that goes into a path.
+    """Check an id that becomes part of a path.
 
     Raises:
-        ValueError: it is none; a slash or a question mark would make another path of it.
+        ValueError: it is not an id. A slash or a question mark would change the path.
     """
     if _ID.fullmatch(name):
         return name
     more = ""
     if what == "dataset":
         more = f". To use a file, upload it: client.datasets.upload({name!r})"
-    raise ValueError(f"{name!r} is not the id of a {what}{more}")
+    raise ValueError(f"{name!r} is not a valid {what} id{more}")
 
 
 def status_error(response: httpx2.Response) -> APIStatusError:
-    """The error of an answer whose body has been read."""
+    """The error for a response whose body has been read."""
     problem: dict[str, Any] | None = None
     if "json" in response.headers.get("content-type", ""):
         try:
             problem = jsonio.loads(response.content)
         except ValueError:
             problem = None
-    if not isinstance(problem, dict):  # a proxy's page, for one
+    if not isinstance(problem, dict):  # for example, the error page of a proxy
         problem = {"title": response.reason_phrase, "status": response.status_code}
     named = response.headers.get("x-request-id")
-    if named is not None:  # an answer that is no problem document has one as well
+    if named is not None:  # also set for responses that are not problem documents
         problem = {"request_id": named, **problem}
     error = APIStatusError.of(response.status_code, problem)
     error.retry_after_s = _retry_after(response.headers.get("retry-after"))
@@ -116,7 +116,7 @@ def status_error(response: httpx2.Response) -> APIStatusError:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, from a number of them or a date."""
+    """Seconds, from a number or an HTTP date."""
     if not value:
         return None
     if value.strip().isdigit():
@@ -130,9 +130,9 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def wait_after(error: APIStatusError, attempt: int) -> float | None:
-    """Seconds until the next try; None when there should be none."""
+    """Seconds until the next try; None if the request must not be retried."""
     status = error.status_code
-    if status not in _ALWAYS_RETRIED and not (status in _RETRIED_WHEN_TOLD and error.retryable):
+    if status not in _ALWAYS_RETRIED and not (status in _RETRIED_IF_RETRYABLE and error.retryable):
         return None
     if error.retry_after_s is None:
         return backoff(attempt)

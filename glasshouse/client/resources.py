@@ -1,5 +1,5 @@
 # Made from glasshouse/client/aio/resources.py by .ci/twins.py: change that file.
-"""What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
+"""The resource collections of the client: ``client.jobs``, ``client.datasets`` and the others."""
 
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ _SAFETENSORS = "application/vnd.safetensors"
 
 
 class Resource:
-    """One kind of thing."""
+    """A collection of resources of one type."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -35,12 +35,12 @@ class Resource:
 
 
 class Jobs(Resource):
-    """Jobs of all states."""
+    """The jobs."""
 
     def create(self, spec: Spec) -> Job:
-        """Submit a job spec; it is queued when this returns.
+        """Submit a job spec and return the queued job.
 
-        Its datasets are named by id or by name. A built-in one that is not there yet is created.
+        The spec refers to datasets by id or name. Built-in datasets are created if needed.
         """
         document = as_document(spec)
         for source in sources_in(document):
@@ -49,14 +49,14 @@ class Jobs(Resource):
         return Job(self._transport, self._transport.create("/jobs", document))
 
     def get(self, job_id: str) -> Job:
-        """Read one job."""
+        """Fetch one job."""
         return self._job(job_id).refresh()
 
     def list(self, *, limit: int | None = None, **filters: Any) -> Generator[Job]:
-        """All jobs that match, newest first unless ``order`` says otherwise.
+        """Iterate over the matching jobs, newest first by default.
 
         Args:
-            limit: how many to read per page, not how many to give.
+            limit: the page size of the requests. Does not limit the number of jobs.
             filters: ``state``, ``kind``, ``parent``, ``q``, ``order``, and ``label`` as a dict.
         """
         label = filters.pop("label", None)
@@ -68,11 +68,11 @@ class Jobs(Resource):
                 yield Job(self._transport, entry)
 
     def cancel(self, job_id: str, *, force: bool = False) -> Job:
-        """Ask a job to stop."""
+        """Cancel a job at the next step boundary; ``force`` kills its processes immediately."""
         return self._job(job_id).cancel(force=force)
 
     def pause(self, job_id: str) -> Job:
-        """Ask a job to save a checkpoint and free its devices."""
+        """Pause a job: save a checkpoint and free its devices."""
         return self._job(job_id).pause()
 
     def resume(self, job_id: str) -> Job:
@@ -80,25 +80,25 @@ class Jobs(Resource):
         return self._job(job_id).resume()
 
     def retry(self, job_id: str) -> Job:
-        """Submit the spec of a job that has ended again, as a new job."""
+        """Submit the spec of an ended job as a new job."""
         return self._job(job_id).retry()
 
     def fork(self, job_id: str, spec: Mapping[str, Any] | None = None, **start: Any) -> Job:
-        """Begin a new job where a checkpoint of this one ends; see `Job.fork`."""
+        """Create a job that starts from a checkpoint of this one; see `Job.fork`."""
         return self._job(job_id).fork(spec, **start)
 
     def patch(self, job_id: str, **fields: Any) -> Job:
-        """Change a job's name, labels or priority."""
+        """Change the ``name``, ``labels`` or ``priority`` of a job."""
         return self._job(job_id).update(**fields)
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended."""
+        """Delete an ended job and everything it created."""
         self._job(job_id).delete()
 
     def events(
         self, job_id: str, types: Iterable[str] | None = None, after: int = 0
     ) -> Generator[AnyEvent]:
-        """The events of a job so far."""
+        """Iterate over the existing events of a job."""
         return self._job(job_id).events(types, after)
 
     def _job(self, job_id: str) -> Job:
@@ -106,12 +106,17 @@ class Jobs(Resource):
 
 
 class Datasets(Resource):
-    """Datasets."""
+    """The datasets."""
 
     def create(self, builtin: str, *, wait: bool = True) -> Dataset:
-        """The dataset of a built-in name, such as ``digits``; created where it is not there yet."""
+        """Get or create a built-in dataset, such as ``digits``.
+
+        Args:
+            builtin: the name of the built-in dataset.
+            wait: wait until the dataset is ready.
+        """
         data = self._transport.create("/datasets", {"builtin": builtin})
-        return self._made(data, wait=wait)
+        return self._created(data, wait=wait)
 
     def upload(  # noqa: PLR0913 (how a file is read differs by format)
         self,
@@ -124,41 +129,46 @@ class Datasets(Resource):
         wait: bool = True,
         reuse: bool = False,
     ) -> Dataset:
-        """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
+        """Upload a dataset: a file, the bytes of a file, or arrays. Files are streamed.
 
         Args:
-            source: a path, the bytes of a file, a dict of arrays, a dict of splits of them,
-                or an ``(x, y)`` pair.
-            name: left out, the file's name.
-            format: left out, it is told from the file's name, or from ``resize``.
-            resize: of an archive of images, the height and width that all are brought to.
-            header: of csv and tsv, whether the first row names the columns; left unset, the service
-                finds out, and says in ``notes`` of the dataset where that is a guess.
-            wait: return only when it is ready to be used.
-            reuse: of arrays, give the dataset that was uploaded before with the same content.
+            source: a path, the bytes of a file, a dict of arrays by column, a dict of such dicts
+                by split, or an ``(x, y)`` pair.
+            name: the name of the dataset. Default: the file name, or ``arrays``.
+            format: the file format. Default: inferred from the file name; ``images.zip`` if
+                ``resize`` is set. Required for bytes.
+            resize: for an archive of images, the (height, width) to which all are resized.
+            header: for csv and tsv, whether the first row has the column names. Default: detected
+                by the service, which reports a guess in ``notes`` of the dataset.
+            wait: wait until the dataset is ready.
+            reuse: for arrays, return an existing dataset with the same content if there is one.
+
+        Raises:
+            ValueError: the format is unknown, or the arrays do not match each other.
+            UnprocessableEntityError: the file could not be read.
         """
         if isinstance(source, bytes):
             if format is None:
-                raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
+                raise ValueError("format is required for bytes: set format='csv', 'npz', …")
             data = self._send(source, name, format, resize=resize, header=header)
-            return self._made(data, wait=wait)
+            return self._created(data, wait=wait)
         if not isinstance(source, (str, Path)):
             return self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with in_thread(lambda: path.open("rb")) as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
             data = self._send(file, name or path.name, form, resize=resize, header=header)
-        return self._made(data, wait=wait)
+        return self._created(data, wait=wait)
 
     def get(self, dataset_id: str) -> Dataset:
-        """Read one dataset, by its id or its name."""
+        """Fetch one dataset by id or name."""
         return self._dataset(dataset_id).refresh()
 
     def named(self, reference: str) -> Dataset:
-        """The dataset that a spec may name so: by id, by name, or a built-in one. Ready to be used.
+        """Get a dataset by id, name or built-in name, and wait until it is ready.
 
         Raises:
-            NotFoundError: there is none, or several with this name and different contents.
+            NotFoundError: no dataset matches, or several with different contents have this name.
         """
         if reference in BUILTINS:
             return self.create(reference)
@@ -173,17 +183,17 @@ class Datasets(Resource):
         *,
         values: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Some rows of a dataset; ``values``: so many of a row, else 1,000."""
+        """Return rows of a dataset, each as a dict by column; see `Dataset.rows`."""
         return self._dataset(dataset_id).rows(split, offset, limit, values=values)
 
     def list(self, *, limit: int | None = None) -> Generator[Dataset]:
-        """All datasets."""
+        """Iterate over all datasets; ``limit`` is the page size of the requests."""
         for page in self._transport.pages("/datasets", {"limit": limit}):
             for entry in page:
                 yield Dataset(self._transport, entry)
 
     def stats(self, dataset_id: str) -> dict[str, Any]:
-        """Figures of each column of a dataset."""
+        """Return statistics of each column of a dataset."""
         return self._dataset(dataset_id).stats()
 
     def delete(self, dataset_id: str) -> None:
@@ -203,10 +213,10 @@ class Datasets(Resource):
             form = in_thread(lambda: write_splits(splits, file))
             known = self._uploaded_before(file, form) if reuse else None
             data = known or self._send(file, name or "arrays", form)
-            return self._made(data, wait=wait)
+            return self._created(data, wait=wait)
 
     def _uploaded_before(self, file: IO[bytes], form: str) -> dict[str, Any] | None:
-        """The dataset that was made of a file with this content, unless it could not be read."""
+        """An existing dataset with the content of this file that has not failed."""
         digest = in_thread(lambda: sha256_of(file))
         for entry in (self._transport.get("/datasets", {"sha256": digest}))["data"]:
             if entry["format"] == form and entry["state"] != "failed":
@@ -228,7 +238,7 @@ class Datasets(Resource):
         request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(self._transport.send(request))
 
-    def _made(self, data: dict[str, Any], *, wait: bool) -> Dataset:
+    def _created(self, data: dict[str, Any], *, wait: bool) -> Dataset:
         dataset = Dataset(self._transport, data)
         return dataset.wait() if wait else dataset
 
@@ -237,7 +247,7 @@ class Datasets(Resource):
 
 
 class Checkpoints(Resource):
-    """Saved states of training, and weights that were sent."""
+    """The checkpoints: saved training states and uploaded weights."""
 
     def create(
         self,
@@ -248,22 +258,23 @@ class Checkpoints(Resource):
         name: str | None = None,
         reuse: bool = False,
     ) -> Checkpoint:
-        """Send weights, which a job may begin with (``init``) and `Client.infer` can run.
+        """Upload weights as a checkpoint, for ``init`` of a job or for `Client.infer`.
 
         Args:
-            weights: arrays or tensors by the network's names: ``conv1.weight``.
-            network: a graph whose layers give all their sizes, or a preset.
-            fields: what the network reads, as in the ``data`` of a spec; an inference needs them.
-            name: for people.
-            reuse: give the one that was sent before with the same content, if there is one.
+            weights: arrays or tensors by parameter name: ``conv1.weight``.
+            network: a preset, or a graph whose layers specify all sizes.
+            fields: the data fields that the network reads, as in ``data`` of a spec. Required for
+                inference.
+            name: a display name.
+            reuse: return an existing checkpoint with the same content if there is one.
 
         Raises:
-            UnprocessableEntityError: the weights are not the network's.
+            UnprocessableEntityError: the weights do not match the network.
         """
         graph, read = network_of(network), as_document(fields)
         file = in_thread(lambda: weights_file(weights, graph, read))
         if reuse:
-            known = self._sent_before(in_thread(file.sha256))
+            known = self._uploaded_before(in_thread(file.sha256))
             if known is not None:
                 return known
         request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
@@ -271,7 +282,7 @@ class Checkpoints(Resource):
         return Checkpoint(self._transport, data)
 
     def upload(self, path: str | Path, *, name: str | None = None) -> Checkpoint:
-        """Send a safetensors file that says in its metadata which network its weights are of."""
+        """Upload a safetensors file that has the network of its weights in the metadata."""
         source = Path(path)
         with in_thread(lambda: source.open("rb")) as file:
             params = {"name": name or source.name}
@@ -280,19 +291,19 @@ class Checkpoints(Resource):
             data = self._transport.decode(self._transport.send(request))
         return Checkpoint(self._transport, data)
 
-    def _sent_before(self, sha256: str) -> Checkpoint | None:
+    def _uploaded_before(self, sha256: str) -> Checkpoint | None:
         for entry in (self._transport.get("/checkpoints", {"sha256": sha256}))["data"]:
             if entry["state"] == "complete":
                 return Checkpoint(self._transport, entry)
         return None
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        """Read one checkpoint."""
+        """Fetch one checkpoint."""
         data = self._transport.get(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
         return Checkpoint(self._transport, data)
 
     def list(self, job_id: str | None = None) -> list[Checkpoint]:
-        """The checkpoints of a job, in the order of their steps; of all jobs, newest first."""
+        """List the checkpoints of a job ordered by step, or of all jobs, newest first."""
         if job_id is not None:
             return Job(self._transport, {"id": job_id}).checkpoints()
         entries = self._transport.all("/checkpoints")
@@ -307,7 +318,7 @@ class Devices(Resource):
     """The hardware of all workers."""
 
     def list(self) -> list[Record]:
-        """Each device, what it can do, and who has it."""
+        """List the devices with their capabilities and current job."""
         return self._all("/devices")
 
 
@@ -315,31 +326,31 @@ class Workers(Resource):
     """The machines that run jobs."""
 
     def list(self) -> list[Record]:
-        """Each worker and its state."""
+        """List the workers with their state."""
         return self._all("/workers")
 
     def drain(self, worker_id: str) -> Record:
-        """Let a worker finish what it runs and take nothing new."""
+        """Drain a worker: it finishes its running jobs and accepts no new ones."""
         return Record(
             self._transport,
             self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain"),
         )
 
     def delete(self, worker_id: str) -> None:
-        """Remove a worker that was stopped or is lost, and its devices, from the lists."""
+        """Remove a stopped or lost worker and its devices from the lists."""
         self._transport.delete(f"/workers/{worker_id}")
 
 
 class Keys(Resource):
-    """API keys; needs the scope ``admin``."""
+    """The API keys. Requires the scope ``admin``."""
 
     def create(self, name: str, scopes: Sequence[str], owner: str) -> Record:
-        """Make a key. Its text is in the answer, this once."""
+        """Create a key. Only this response contains the key itself."""
         body = {"name": name, "scopes": list(scopes), "owner": owner}
         return Record(self._transport, self._transport.create("/keys", body))
 
     def list(self) -> list[Record]:
-        """All keys, without their texts."""
+        """List all keys, without the keys themselves."""
         return self._all("/keys")
 
     def delete(self, key_id: str) -> None:
@@ -348,34 +359,34 @@ class Keys(Resource):
 
 
 class Webhooks(Resource):
-    """Addresses that are told when jobs move."""
+    """The webhooks, which receive job events over HTTP."""
 
     def create(
         self, url: str, events: Sequence[str] = (), labels: Mapping[str, str] | None = None
     ) -> Record:
-        """Make one. The secret of its signatures is in the answer, this once.
+        """Create a webhook. Only this response contains the signing secret.
 
         Args:
-            url: where messages are posted to.
-            events: types of message, such as ``job.failed``; empty: all.
-            labels: only of jobs that have all of these.
+            url: the URL to which messages are posted.
+            events: message types, such as ``job.failed``. Empty: all.
+            labels: only for jobs with all of these labels.
         """
         body = {"url": url, "events": list(events), "labels": dict(labels or {})}
         return Record(self._transport, self._transport.create("/webhooks", body))
 
     def get(self, webhook_id: str) -> Record:
-        """Read one webhook."""
+        """Fetch one webhook."""
         return Record(
             self._transport,
             self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}"),
         )
 
     def deliveries(self, webhook_id: str) -> list[Record]:
-        """What was sent to a webhook, newest first."""
+        """List the deliveries of a webhook, newest first."""
         return self._all(f"/webhooks/{id_in_path(webhook_id, 'webhook')}/deliveries")
 
     def list(self) -> list[Record]:
-        """All webhooks, without their secrets."""
+        """List all webhooks, without their secrets."""
         return self._all("/webhooks")
 
     def delete(self, webhook_id: str) -> None:
@@ -384,26 +395,26 @@ class Webhooks(Resource):
 
 
 class Catalog(Resource):
-    """What the engine knows."""
+    """The catalog of the engine: layers, losses, optimizers and more."""
 
     def get(self, section: str) -> list[dict[str, Any]]:
-        """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
+        """Return the entries of a section, such as ``layers``, ``losses`` or ``optimizers``."""
         return (self._transport.get(f"/catalog/{section}"))["entries"]
 
 
 class Quotas(Resource):
-    """What owners may use."""
+    """The quotas of owners."""
 
     def get(self, owner: str | None = None) -> Record:
-        """The limits and the use of an owner: one's own, or with the scope ``admin`` another's."""
+        """Fetch the limits and usage of an owner. Default: your own; others require ``admin``."""
         return Record(self._transport, self._transport.get("/quotas", {"owner": owner}))
 
     def put(self, owner: str, **limits: float | None) -> Record:
-        """Replace an owner's limits; needs ``admin``. What is left out is the settings'.
+        """Replace the limits of an owner. Requires the scope ``admin``.
 
         Args:
-            owner: whose.
+            owner: the owner.
             limits: ``queued_jobs``, ``running_jobs``, ``devices``, ``storage_bytes``, ``uploads``,
-                ``streams``, ``requests_per_s``.
+                ``streams``, ``requests_per_s``. Unset limits have the default of the settings.
         """
         return Record(self._transport, self._transport.put("/quotas", {"owner": owner, **limits}))

@@ -1,4 +1,4 @@
-"""What waiting is for the client that blocks. Its twin is `glasshouse.client.aio.running`."""
+"""Waiting and background work of the blocking client; see `glasshouse.client.aio.running`."""
 
 import threading
 import time
@@ -15,39 +15,39 @@ Result = TypeVar("Result")
 
 
 def sleep(seconds: float) -> None:
-    """Wait."""
+    """Sleep."""
     time.sleep(seconds)
 
 
 def in_thread(work: Callable[[], Result]) -> Result:
-    """Do heavy work: here and now, for there is nobody else to be kept waiting."""
+    """Run blocking work in the calling thread."""
     return work()
 
 
 def in_background(work: Callable[[], None]) -> None:
-    """Do something beside whatever is done next; it ends with the program at the latest."""
+    """Run a function in a daemon thread."""
     threading.Thread(target=work, daemon=True).start()
 
 
 def chunks(content: Iterable[bytes]) -> Iterable[bytes]:
-    """A body as the HTTP client takes it."""
+    """Return the chunks of a request body."""
     return content
 
 
-def settled(value: object) -> object:
-    """What a callback returned.
+def resolved(value: object) -> object:
+    """Return the value of a callback.
 
     Raises:
-        TypeError: a coroutine, which nobody here can wait for.
+        TypeError: the value is a coroutine, which the blocking client cannot await.
     """
     if isinstance(value, Coroutine):
         cast("Coroutine[Any, Any, Any]", value).close()
-        raise TypeError("a callback is a coroutine: that needs gh.AsyncClient")
+        raise TypeError("a callback is a coroutine: use gh.AsyncClient")
     return value
 
 
-def show_at_once(read: Callable[[], Card], known: Card) -> str:
-    """The HTML of a card that is read now; where that is not possible, of what is known."""
+def card_html(read: Callable[[], Card], known: Card) -> str:
+    """Return the HTML of a fresh card, or of the last known one if the service fails."""
     try:
         return read()._repr_html_()  # pyright: ignore[reportPrivateUsage] (Jupyter's name)
     except APIError:
@@ -55,12 +55,12 @@ def show_at_once(read: Callable[[], Card], known: Card) -> str:
 
 
 def in_process() -> tuple[Address, httpx2.Client]:
-    """A service of this process, and what sends requests to it.
+    """Start a service in this process; return its address and HTTP client.
 
     Raises:
-        APIConnectionError: what it needs is not installed, or something else has its name.
+        APIConnectionError: a required package is not installed or is shadowed by another module.
     """
     from glasshouse.client.inproc import InProcess  # noqa: PLC0415 (imports the whole service)
 
-    made = InProcess()
-    return made.address, made
+    client = InProcess()
+    return client.address, client

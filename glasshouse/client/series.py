@@ -1,4 +1,4 @@
-"""One metric of a job over its steps."""
+"""Metrics of a job over steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +15,18 @@ Steps = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Series:
-    """The values of one metric, oldest first. Non-finite values are kept as they are."""
+    """The values of one metric over steps, oldest first. NaN and Inf are kept."""
 
     name: str
     steps: Steps
-    """Steps are 0-based and count optimizer updates."""
+    """The step of each value. Steps are 0-based and count optimizer updates."""
     values: Floats
     epochs: Steps = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The epoch of each value."""
 
     @classmethod
     def read(cls, name: str, columns: dict[str, Any]) -> "Series":
-        """Read one metric from the columns of ``metrics/query``; steps without it are left out."""
+        """Read one metric from the columns of ``metrics/query``; skip steps without a value."""
         values: list[Any] = columns["values"][name]
         kept = [place for place, value in enumerate(values) if value is not None]
         epochs: list[Any] | None = columns.get("epoch")
@@ -38,7 +39,7 @@ class Series:
 
     @classmethod
     def of_pages(cls, name: str, pages: Sequence[dict[str, Any]]) -> "Series":
-        """Read one metric from several answers, each of which has later steps than the last."""
+        """Read one metric from several pages in ascending order of steps."""
         parts = [cls.read(name, page) for page in pages]
         if len(parts) == 1:
             return parts[0]
@@ -46,18 +47,18 @@ class Series:
         return cls(name, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
     def numpy(self) -> Floats:
-        """The values as float64; ``steps`` has the step of each."""
+        """Return the values as float64, of shape [steps]. ``steps`` has the step of each."""
         return self.values
 
     def df(self, library: Library | None = None) -> Any:
-        """A data frame with the columns ``step``, ``epoch`` and the metric's name.
+        """Return a data frame with the columns ``step``, ``epoch`` and the metric's name.
 
         Args:
-            library: ``pandas`` or ``polars``; left out, the one that is imported already, else the
-                one that is installed.
+            library: ``pandas`` or ``polars``. Default: the one that is already imported, or else
+                the one that is installed.
 
         Raises:
-            ImportError: neither is.
+            ImportError: the library is not installed.
         """
         return frame({"step": self.steps, "epoch": self.epochs, self.name: self.values}, library)
 
@@ -78,7 +79,7 @@ class Series:
 
 
 class SeriesTable(Mapping[str, Series]):
-    """Several metrics of a job by their names."""
+    """Several metrics of a job, by name."""
 
     def __init__(self, series: Sequence[Series]) -> None:
         self._series = {one.name: one for one in series}
@@ -96,9 +97,10 @@ class SeriesTable(Mapping[str, Series]):
         return f"SeriesTable({', '.join(map(repr, self._series.values()))})"
 
     def df(self, library: Library | None = None) -> Any:
-        """A data frame with a row for each step that any of them has; what is missing is NaN.
+        """Return a data frame with a row per step; a missing value is NaN.
 
-        Columns are ``step``, ``epoch`` and the metrics' names. ``library`` as in `Series.df`.
+        The columns are ``step``, ``epoch`` and the names of the metrics. ``library`` is as in
+        `Series.df`.
         """
         steps = np.unique(np.concatenate([one.steps for one in self._series.values()]))
         columns: dict[str, Any] = {"step": steps, "epoch": np.zeros(len(steps), np.int64)}
@@ -111,5 +113,5 @@ class SeriesTable(Mapping[str, Series]):
 
 
 def floats(values: list[Any]) -> Floats:
-    """Numbers as JSON carries them, as float64; null becomes NaN."""
-    return np.array(values, np.float64)  # which reads the names, and None as NaN
+    """Convert JSON numbers, including "NaN" and "Infinity", to float64; null becomes NaN."""
+    return np.array(values, np.float64)  # numpy parses the strings and reads None as NaN

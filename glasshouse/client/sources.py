@@ -1,4 +1,4 @@
-"""What a spec says of the data that is given in Python: which rows, and how columns are read."""
+"""The ``data`` of a spec: which rows of a dataset to use, and how columns are read."""
 
 import inspect
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from glasshouse.client.training import Document, TrainOptions, as_document, netw
 
 
 class Stored(Protocol):
-    """A dataset of the service, as far as specs need to know it."""
+    """The attributes of a dataset that specs use."""
 
     @property
     def id(self) -> str: ...  # noqa: D102
@@ -24,19 +24,19 @@ class Stored(Protocol):
 
 
 def arguments_of(network: Any) -> list[str]:
-    """What a module's ``forward`` takes, or a graph's layers read of the data."""
+    """The required arguments of a module's ``forward``, or the data fields that a graph reads."""
     if is_module(network):
         known = inspect.signature(network.forward).parameters.values()
         return [item.name for item in known if item.default is item.empty]
     described = network_of(network)
     layers = described.get("layers", ())
-    made = {layer["name"] for layer in layers}
+    names = {layer["name"] for layer in layers}
     read = [name for layer in layers for name in layer.get("inputs") or ()]
-    return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in made]
+    return [name for name in dict.fromkeys(read) if name.partition(".")[0] not in names]
 
 
 def for_all(described: list[Document]) -> Document:
-    """The fields of the first of several datasets, with room for the values of all."""
+    """The fields of the first dataset, each with the largest ``dim`` over all datasets."""
     fields: Document = {}
     for name, item in described[0]["fields"].items():
         dims = [other["fields"].get(name, {}).get("dim") for other in described]
@@ -46,12 +46,12 @@ def for_all(described: list[Document]) -> Document:
 
 
 def first_split(dataset: Stored, wanted: str) -> str:
-    """The split of this name, or what there is instead."""
+    """The wanted split if it exists, else the first one."""
     return wanted if wanted in dataset.splits else next(iter(dataset.splits), "all")
 
 
 def sources(dataset: Stored, options: TrainOptions) -> Document:
-    """Which rows train and which ones judge."""
+    """The data sources for training and validation."""
     train = options.get("split") or first_split(dataset, "train")
     validation = options.get("validation")
     if isinstance(validation, float):
@@ -68,20 +68,20 @@ def sources(dataset: Stored, options: TrainOptions) -> Document:
 
 
 def has_uncounted(dataset: Stored) -> bool:
-    """Whether figures must be read to tell how many classes a column has."""
+    """Whether statistics are needed to find the number of classes of a column."""
     return any(_is_whole(column) and column.get("classes") is None for column in dataset.columns)
 
 
 def declared(
     dataset: Stored, stats: Document | None, read: Sequence[str] = (), label: str | None = None
 ) -> Document:
-    """Fields for the columns of a stored dataset: whole numbers per row are classes.
+    """Infer the fields of a stored dataset: a column of integers, one per row, has classes.
 
     Args:
         dataset: the dataset.
-        stats: its figures, where whole numbers have to be counted.
-        read: the columns that the network reads, as far as it says so.
-        label: the column of the target, if it is known.
+        stats: its statistics, if they are needed to count classes.
+        read: the columns that the network reads, if known.
+        label: the target column, if known.
     """
     largest = _largest(stats or {"splits": {}})
     texts = _text_fields(dataset, read, label)
@@ -104,10 +104,10 @@ def declared(
 
 
 def _text_fields(dataset: Stored, read: Sequence[str], label: str | None) -> dict[str, Document]:
-    """By column of texts its field: words where the network reads it, classes where it is judged.
+    """The fields of text columns: words if the network reads the column, classes for the target.
 
-    A network that does not say what it reads reads the first column. Where no label is named, the
-    only other column of texts is the target, unless there are whole numbers, which may be it.
+    By default, the network reads the first column, and the target is the only other text column,
+    unless there are integer columns, which may be the target.
     """
     names = [column["name"] for column in dataset.columns]
     texts = [column["name"] for column in dataset.columns if column["dtype"] == "string"]
@@ -127,17 +127,17 @@ def _text_fields(dataset: Stored, read: Sequence[str], label: str | None) -> dic
 
 
 def with_shapes(fields: Document, dataset: Stored) -> Document:
-    """The fields, dense ones with the shape of a row."""
+    """The fields; dense ones with the shape of a row."""
     shapes = {column["name"]: column["shape"] for column in dataset.columns}
-    made: Document = {}
+    shaped: Document = {}
     for name, field in fields.items():
-        made[name] = as_document(field)
+        shaped[name] = as_document(field)
         if field["type"] == "dense" and field.get("shape") is None:
             columns = field.get("columns") or [field.get("column") or name]
             known = [shapes.get(column, []) for column in columns]
             is_one = len(known) == 1 and "columns" not in field
-            made[name]["shape"] = known[0] if is_one else [sum(map(prod, known))]
-    return made
+            shaped[name]["shape"] = known[0] if is_one else [sum(map(prod, known))]
+    return shaped
 
 
 def _is_whole(column: Document) -> bool:

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in, messages out, as the HTML standard says. Does no I/O."""
+"""A parser for server-sent events, as specified in the HTML standard. Does no I/O."""
 
 import codecs
 import re
@@ -12,18 +12,18 @@ class Message:
     """One dispatched event."""
 
     event: str
-    """Its type; ``message`` where the stream names none."""
+    """The event type; ``message`` by default."""
     data: str
     id: str
-    """The last id the stream has named, which may be of an earlier message; or empty."""
+    """The last id in the stream, possibly from an earlier message; or empty."""
 
 
 class Decoder:
-    """Decodes one connection's stream; chunks may be cut anywhere."""
+    """Decodes the stream of one connection. Chunk boundaries may be anywhere."""
 
     def __init__(self) -> None:
         self.retry_ms: int | None = None
-        """The reconnection time that the stream has asked for."""
+        """The reconnection time set by the stream, in milliseconds."""
         self._text = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         self._rest = ""
         self._after_cr = False
@@ -32,11 +32,11 @@ class Decoder:
         self._id = ""
 
     def feed(self, chunk: bytes) -> list[Message]:
-        """Take bytes; give the messages that they complete. What is unfinished waits."""
+        """Add bytes and return the messages that they complete. Incomplete data is buffered."""
         text = self._text.decode(chunk)
         if not text:
             return []
-        if self._after_cr and text[0] == "\n":  # the second half of a line end already seen
+        if self._after_cr and text[0] == "\n":  # the second half of a CRLF that was split
             text = text[1:]
         self._after_cr = text.endswith("\r")
         *lines, self._rest = _LINE_END.split(self._rest + text)

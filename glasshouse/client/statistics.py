@@ -1,4 +1,4 @@
-"""What was seen of a layer: a tensor of one step, figures and histograms over steps."""
+"""Observations of a layer: captured tensors, statistics and histograms over steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +19,27 @@ Phase = Literal["train", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A tensor as it was at one step."""
+    """A tensor captured at one step."""
 
     step: int
     values: Array
 
     def numpy(self) -> Array:
-        """It as numpy has it; bfloat16 and 8-bit floats in the dtypes of ml_dtypes."""
+        """Return the values as numpy; bfloat16 and 8-bit floats have the dtypes of ml_dtypes."""
         return self.values
 
     def torch(self) -> Any:
-        """It as a tensor of torch, in its own dtype.
+        """Return the values as a torch tensor of the captured dtype.
 
         Raises:
-            ImportError: there is no torch.
+            ImportError: torch is not installed.
         """
         return as_torch(self.values)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerStats(Mapping[str, Floats]):
-    """Figures of one watched tensor over steps: ``stats["mean"]`` beside ``stats.steps``."""
+    """Statistics of one tensor over steps: ``stats["mean"]`` has one value per ``stats.steps``."""
 
     layer: str
     kind: str
@@ -55,7 +55,7 @@ class LayerStats(Mapping[str, Floats]):
         return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
 
     def df(self, library: Library | None = None) -> Any:
-        """A data frame with the column ``step`` and one for each figure; see `Series.df`."""
+        """Return a data frame with the column ``step`` and one per statistic; see `Series.df`."""
         return frame({"step": self.steps, **self.columns}, library)
 
     def __getitem__(self, name: str) -> Floats:
@@ -74,16 +74,16 @@ class LayerStats(Mapping[str, Floats]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class History:
-    """Histograms of one watched tensor over steps, all with the same edges."""
+    """Histograms of one tensor over steps, all with the same bin edges."""
 
     layer: str
     kind: str
     phase: str
     steps: Steps
     edges: Floats
-    """One more than bars, ascending. Bars are not equally wide: divide by ``widths`` to draw."""
+    """The bin edges, of shape [bins + 1], ascending. Bins differ in width: plot `density`."""
     counts: NDArray[np.int64]
-    """(steps, bars): how many values lay between two edges. What is not finite is in none."""
+    """The number of values per bin, of shape [steps, bins]. NaN and Inf are not counted."""
 
     @classmethod
     def read(cls, entry: dict[str, Any]) -> "History":
@@ -95,12 +95,12 @@ class History:
 
     @property
     def widths(self) -> Floats:
-        """How wide each bar is."""
+        """The width of each bin, of shape [bins]."""
         return np.diff(self.edges)
 
     @property
     def density(self) -> Floats:
-        """The share of the values of each step in each bar, by the bar's width."""
+        """The fraction of values per bin divided by the bin width, of shape [steps, bins]."""
         totals = np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
         return self.counts / totals / self.widths
 
@@ -108,44 +108,44 @@ class History:
         return len(self.steps)
 
     def __repr__(self) -> str:
-        shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bars"
+        shape = f"{len(self.steps)} steps, {self.counts.shape[1]} bins"
         return f"History({self.layer!r}, {self.kind!r}, {shape})"
 
 
-def why_none(
+def missing_reason(
     name: str,
     kind: str,
     form: str,
     probes: Sequence[Mapping[str, Any]],
     layers: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Why there are no figures of a tensor, and what to do about it.
+    """Explain why a tensor has no statistics, and what to do about it.
 
     Args:
-        name: of the layer or parameter.
+        name: the name of the layer or parameter.
         kind: ``output``, ``param`` …
-        form: what was asked for: ``statistics`` or ``histogram``.
-        probes: all of the job, removed ones too.
-        layers: its layer table.
+        form: ``statistics`` or ``histogram``.
+        probes: all probes of the job, including removed ones.
+        layers: the layer table of the job.
     """
     known = [str(entry["name"]) for entry in layers]
     if name.partition(".")[0] not in known:
         return f"the network has no layer {name!r}{did_you_mean(name, known)}"
     parts = (f"{name}.", f"{name}:")
-    looking = [
+    matching = [
         entry
         for entry in probes
         if kind in entry["kinds"]
         and any(one == name or one.startswith(parts) for one in entry["matched"])
     ]
     want = "stats" if form == "statistics" else form
-    if not looking:
+    if not matching:
         more = "" if want == "stats" else f', want="{want}"'
         return (
-            f"no probe watches {kind} of {name!r}. Watch it while the job runs by "
-            f'job.probe("{name}", kinds="{kind}"{more}), or from the first step on by probes= '
-            "where the job is made"
+            f"no probe observes {kind} of {name!r}. Attach one to the running job with "
+            f'job.probe("{name}", kinds="{kind}"{more}), or set probes= in the spec to observe it '
+            "from the first step"
         )
-    if not any(want in entry["want"] for entry in looking):
-        return f'the probe of {kind} of {name!r} keeps no {form}; add "{want}" to its want'
-    return f"no probe of {kind} of {name!r} has looked yet; it does on the first step it is due"
+    if not any(want in entry["want"] for entry in matching):
+        return f'the probe of {kind} of {name!r} stores no {form}; add "{want}" to its want'
+    return f"the probe of {kind} of {name!r} has no data yet: wait for its first observed step"

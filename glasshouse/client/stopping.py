@@ -1,11 +1,11 @@
-"""How a training is told to end well: by its own limit, set to the soonest that lies ahead."""
+"""Early stop of a training: lower the limit of its spec to a value just ahead of its progress."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class StopLimit:
-    """The limit that a spec has, and how far ahead of the last news it must be set."""
+    """The limit in ``stop`` of a spec, and the margin by which it must exceed known progress."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         stop: Mapping[str, Any] = spec["stop"]
@@ -16,11 +16,11 @@ class StopLimit:
 
     @property
     def path(self) -> str:
-        """The setting."""
+        """The path of the setting."""
         return f"stop.{self._unit}"
 
     def soonest(self, progress: Mapping[str, Any]) -> float:
-        """The least that is surely not done yet, going by what is known of its progress."""
+        """The lowest limit that the job has not passed, according to its last known progress."""
         self._sent_at = progress.get("step") or 0
         if self._unit == "steps":
             return min(self._limit, self._sent_at + self._ahead)
@@ -31,6 +31,6 @@ class StopLimit:
         return min(self._limit, done_s + self._ahead)
 
     def widen(self, step: int | None) -> None:
-        """Look further ahead: twice as far as it came until the last word was there."""
+        """Increase the margin to twice the progress since the last command was sent."""
         steps = 0 if step is None else 2 * max(0, step - self._sent_at)
         self._ahead = max(2 * self._ahead, steps if self._unit == "steps" else 0)

@@ -1,4 +1,4 @@
-"""Outputs of an inference as a table: a line for each row, by the ending of the file's name."""
+"""Inference outputs as a table file with one line per row. The suffix selects the format."""
 
 import csv
 from collections.abc import Mapping
@@ -14,17 +14,19 @@ TABLES = (".csv", ".jsonl", ".parquet")
 
 
 def write_table(path: Path, outputs: Mapping[str, Array]) -> None:
-    """Write outputs that have a value for each row.
+    """Write outputs as csv, jsonl or parquet.
 
-    A csv has a column for each value of a row (``fc/value/0``); the others have lists.
+    A csv has one column per value of a row (``fc/value/0``); the other formats have lists.
 
     Raises:
-        ValueError: outputs differ in rows, or have too many axes for a csv.
-        ImportError: a parquet file needs pyarrow.
+        ValueError: the outputs differ in their number of rows, or a csv cannot hold their shape.
+        ImportError: pyarrow, which parquet requires, is not installed.
     """
     sizes = {name: len(array) for name, array in outputs.items()}
     if len(set(sizes.values())) != 1:
-        raise ValueError(f"the outputs differ in rows, {sizes}: save them as .npz or .safetensors")
+        raise ValueError(
+            f"the outputs have different numbers of rows, {sizes}: save as .npz or .safetensors"
+        )
     if path.suffix == ".csv":
         _write_csv(path, outputs)
     elif path.suffix == ".jsonl":
@@ -54,7 +56,7 @@ def _write_csv(path: Path, outputs: Mapping[str, Array]) -> None:
             columns |= {f"{name}/{n}": part.tolist() for n, part in enumerate(np.asarray(array).T)}
         else:
             detail = f"{name} has rows of shape {list(array.shape[1:])}"
-            raise ValueError(f"{detail}, which a csv cannot hold: name the file .jsonl or .npz")
+            raise ValueError(f"{detail}, which csv does not support: save as .jsonl or .npz")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays. bfloat16 and the 8-bit floats come in the dtypes of ml_dtypes."""
+"""Tensors as numpy arrays. bfloat16 and 8-bit floats have the dtypes of ml_dtypes."""
 
 import json
 from collections.abc import Mapping
@@ -34,24 +34,24 @@ _DTYPES: dict[str, Any] = {
 
 
 def read_tensors(data: bytes) -> dict[str, Array]:
-    """Read the bytes of a safetensors file; the arrays may be written to."""
+    """Read the bytes of a safetensors file into writable arrays."""
     try:
         entries = cast("list[tuple[str, dict[str, Any]]]", safetensors.deserialize(data))  # pyright: ignore[reportUnknownMemberType]
     except safetensors.SafetensorError as cause:
-        raise APIError(f"the service sent tensors that cannot be read: {cause}") from cause
+        raise APIError(f"the response is not a valid safetensors file: {cause}") from cause
     return {name: _array(name, entry) for name, entry in entries}
 
 
 def read_outputs(data: bytes) -> dict[str, Array]:
-    """Read the outputs of an inference, with ``<layer>/class`` where the classes have names.
+    """Read the outputs of an inference; add ``<layer>/class`` if the classes have names.
 
     Raises:
-        APIError: this is no safetensors file.
+        APIError: this is not a valid safetensors file.
     """
     tensors = read_tensors(data)
     size = int.from_bytes(data[:8], "little")
-    said: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    for name, listed in said.items():
+    metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+    for name, listed in metadata.items():
         layer, _, key = name.rpartition("/")
         if key == "classes" and f"{layer}/id" in tensors:
             tensors[f"{layer}/class"] = np.array(json.loads(listed))[tensors[f"{layer}/id"]]
@@ -62,19 +62,19 @@ def _array(name: str, entry: dict[str, Any]) -> Array:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         raise APIError(
-            f"tensor {name!r} has the dtype {entry['dtype']}, which numpy cannot hold; "
+            f"tensor {name!r} has dtype {entry['dtype']}, which numpy does not support; "
             "open the file with torch"
         )
     return np.frombuffer(entry["data"], dtype=dtype).reshape(entry["shape"])
 
 
 def as_torch(values: Array | Mapping[str, Array]) -> Any:
-    """An array as a tensor of torch in its own dtype; a dict of arrays as a dict of tensors.
+    """Convert an array, or each array of a dict, to a torch tensor of the same dtype.
 
-    Arrays of texts in a dict stay as they are: torch has no such tensors.
+    String arrays in a dict stay unchanged, because torch has no string tensors.
 
     Raises:
-        ImportError: there is no torch.
+        ImportError: torch is not installed.
     """
     from glasshouse.client.modules.loading import as_tensors  # noqa: PLC0415 (imports torch)
 
@@ -86,7 +86,7 @@ def as_torch(values: Array | Mapping[str, Array]) -> Any:
 
 
 def write_tensors(tensors: dict[str, Array]) -> bytes:
-    """Make the bytes of a safetensors file."""
+    """Serialize tensors to the bytes of a safetensors file."""
     from safetensors.numpy import save  # noqa: PLC0415 - only for --save
 
     return save({name: np.ascontiguousarray(array) for name, array in tensors.items()})

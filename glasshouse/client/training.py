@@ -1,4 +1,4 @@
-"""A job spec from the few things a user says in Python."""
+"""Training specs from the arguments of `Client.train`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ ResultField = Literal["value", "id", "prob"]
 
 
 class JobOptions(TypedDict, total=False):
-    """What any job may say beside its work, as in its spec."""
+    """Options of jobs of every kind, as in a spec."""
 
     name: str
     labels: dict[str, str]
     priority: int
     device: Any
-    """torch's name of a device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, ``"auto"``. Short for
+    """A device name as in torch: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, or ``"auto"``. Short for
     ``devices={"type": …, "ids": …}``."""
     devices: Any
     """``{"type", "count", "ids", "threads", "worker"}``, as in the spec."""
@@ -40,83 +40,84 @@ class JobOptions(TypedDict, total=False):
 
 
 class TrainOptions(JobOptions, total=False):
-    """What `Client.train` takes by name. Left out, each has the service's own default."""
+    """Options of `Client.train`. Unless noted, an unset option has the default of the service."""
 
     loss: Any
-    """``"CrossEntropyLoss"``, ``nn.CrossEntropyLoss(label_smoothing=0.1)``, or as in the spec; or a
-    list of several. Default: ``CrossEntropyLoss`` for classes, else ``MSELoss``."""
+    """``"CrossEntropyLoss"``, ``nn.CrossEntropyLoss(label_smoothing=0.1)``, a dict as in the spec,
+    or a list of several. Default: ``CrossEntropyLoss`` for class targets, else ``MSELoss``."""
     optimizer: Any
-    """``"Adam"``, ``{"type", "args"}``, or torch's own: the class, a ``functools.partial`` of it,
-    or an optimizer of the module's parameters, whose groups may differ in ``lr`` and
+    """``"Adam"``, ``{"type", "args"}``, a torch optimizer class, a ``functools.partial`` of one, or
+    an instance over the module's parameters. Its parameter groups may differ in ``lr`` and
     ``weight_decay``. Default: ``Adam``."""
     scheduler: Any
-    """``{"type", "args", "unit"}``, or the name of one that needs no arguments. The type may be a
-    scheduler of torch itself; then say its ``unit``, ``"steps"`` or ``"epochs"``."""
+    """``{"type", "args", "unit"}``, or a name if it needs no arguments. The type may be a torch
+    scheduler object; then ``unit`` is required: ``"steps"`` or ``"epochs"``."""
     grad_clip: Any
     """``{"type": "value" | "norm" | "global_norm", "max"}``."""
     accumulate: int
-    """Batches of one update. Left out: 1."""
+    """Micro-batches per optimizer update. Default: 1."""
     precision: Literal["float32", "bfloat16", "float16", "auto"]
     matmul_precision: Literal["highest", "high", "medium"]
     grad_scaler: Any
-    """Of ``float16``: ``{"init_scale", "growth_factor", "growth_interval", "backoff_factor"}``."""
+    """For ``float16``: ``{"init_scale", "growth_factor", "growth_interval", "backoff_factor"}``."""
     activation_checkpointing: Any
-    """``True``, or the names of the layers at which activations are kept."""
+    """``True``, or the names of the layers whose activations are kept."""
     memory_format: Literal["contiguous_format", "channels_last"]
     tune: bool
     deterministic: bool
     average: Any
-    """``"ema"``, ``"swa"``, or as in the spec."""
+    """Weight averaging: ``"ema"``, ``"swa"``, or a dict as in the spec."""
     epochs: int
     steps: int
     seconds: float
     early: Any
-    """``{"metric", "mode", "patience", "min_delta"}``: end sooner."""
+    """Early stopping: ``{"metric", "mode", "patience", "min_delta"}``."""
     batch_size: int
-    """Left out: 32."""
+    """Rows per batch. Default: 32."""
     drop_last: bool
     shuffle: Any
     """``{"enabled", "buffer_size", "min_buffer_size"}``."""
     sequence: Any
     """``{"max_length", "overflow"}``."""
     normalize: Mapping[str, Any]
-    """By field ``{"type", "per"}``, or ``"standard"``, ``"minmax"``, ``"mean_normalization"``."""
+    """By field: ``{"type", "per"}``, ``"standard"``, ``"minmax"`` or ``"mean_normalization"``."""
     windows: Any
-    """``{"type": "language_model" | "cbow", "tokens", …}``: rows are windows over a text."""
+    """``{"type": "language_model" | "cbow", "tokens", …}``: each row is a window over a text."""
     on_bad_row: Literal["fail", "drop"]
     cache: Literal["none", "memory"]
-    """``"memory"``: rows that a pool has read stay."""
+    """``"memory"`` keeps the rows of a streamed dataset in memory once they are read."""
     workers: int
-    """Threads that make batches ahead. Left out: 0."""
+    """Threads that prefetch batches. Default: 0."""
     interleave: Literal["random", "sequential"]
-    """How a pool is filled from several datasets."""
+    """How several datasets fill the shuffle buffer: all at once, or one after another."""
     bucket_by_length: Any
-    """``{"field", "width", "max_tokens"}``: batches of rows of like length."""
+    """``{"field", "width", "max_tokens"}``: batch rows of similar length together."""
     label: str | int
-    """The target's column: of a data frame, which needs it, and of other columns by name."""
+    """The target column, by name. Required for a data frame."""
     validation: Any
-    """An ``(x, y)`` pair, a dict of arrays, a split's name, or the fraction to hold back."""
+    """An ``(x, y)`` pair, a dict of arrays, the name of a split, or the fraction to hold out."""
     split: str
-    """The dataset's split to train on. Left out: ``train`` where there is one, else ``all``."""
+    """The split to train on. Default: ``train`` if it exists, else the first one."""
     fields: Mapping[str, Any]
+    """How the columns are read, by field, as in the spec. Default: inferred from the data."""
     inputs: Mapping[str, str]
-    """Of a module: the data field of an argument of ``forward`` that is named otherwise."""
+    """For a module: the data field of each ``forward`` argument whose name is not a field."""
     init: Any
-    """``{"checkpoint", "load", "missing"}``: what training begins with. A module brings its own."""
+    """``{"checkpoint", "load", "missing"}``: the initial weights. Not allowed for a module."""
     metrics: Sequence[Any] | str
-    """Names (``"accuracy"``), or as in the spec; without ``inputs`` of what the loss compares.
-    Default: the accuracy, for classes."""
+    """Names (``"accuracy"``) or dicts as in the spec. Without ``inputs``, a metric has those of the
+    loss. Default: the accuracy, for class targets."""
     evaluate: Any
-    """Left out: after every epoch, where there is validation data. None: never."""
+    """Default: after every epoch if there is validation data. None: never."""
     probes: Sequence[Any] | str
-    """As in the spec; a glob alone (``"*"``) watches the outputs of these layers on every step."""
+    """Probes as in the spec. A glob (``"*"``) observes the outputs of the layers at each step."""
     checkpoint: Any
     guards: Any
     """``{"nonfinite": {"check", "action": "fail" | "skip_step" | "warn"}}``."""
     seed: int
 
 
-_AS_THEY_ARE = (
+_UNCHANGED = (
     *(
         "name",
         "labels",
@@ -148,7 +149,7 @@ _BATCHES = (
 
 
 def as_document(value: Any) -> Any:
-    """The JSON form of a spec, however it was made: models, dicts, tuples, numpy numbers."""
+    """Convert a spec to JSON types: from pydantic models, dicts, tuples and numpy scalars."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
@@ -160,7 +161,7 @@ def as_document(value: Any) -> Any:
 
 
 def network_of(network: Network) -> Document:
-    """Read a network: a `Graph` or `Preset`, its dict, the list of its layers, a preset's name."""
+    """Read a network: a `Graph` or `Preset`, its dict, a list of layers, or a preset name."""
     value = as_document(network)
     if isinstance(value, str):
         return {"type": "preset", "preset": value}
@@ -168,10 +169,10 @@ def network_of(network: Network) -> Document:
 
 
 def graph_of(network: Document) -> Document:
-    """The graph of a network's dict.
+    """The graph of a network; presets are expanded.
 
     Raises:
-        ValueError: there is no such preset, or it has no such sizes.
+        ValueError: the preset or its arguments are invalid.
     """
     if network.get("type") != "preset":
         return network
@@ -179,27 +180,29 @@ def graph_of(network: Document) -> Document:
         preset = Preset.model_validate_json(json.dumps(network))
     except ValidationError as error:
         problems = problems_in(error.errors(include_url=False), network, Preset)
-        told = "; ".join(f"{item.pointer}: {item.detail}" for item in problems)
-        raise ValueError(f"network{told}") from None
+        details = "; ".join(f"{item.pointer}: {item.detail}" for item in problems)
+        raise ValueError(f"network{details}") from None
     return preset.graph().model_dump(mode="json", exclude_unset=True)
 
 
 def check_options(network: Any, options: TrainOptions) -> None:
-    """Find what is wrong with the options by themselves, before anything is uploaded.
+    """Validate the options before anything is uploaded.
 
     Raises:
-        TypeError: nothing says when to stop, or two options exclude each other.
+        TypeError: there is no limit to stop at, or two options exclude each other.
     """
     if len(_given(options, _LIMITS)) != 1:
-        raise TypeError("say when to stop: exactly one of epochs, steps and seconds")
+        raise TypeError("set exactly one of epochs, steps and seconds")
     if is_module(network) and "init" in options:
-        raise TypeError("a module brings its own weights: load them into it, and leave init out")
+        raise TypeError(
+            "init cannot be set for a module: load the weights into the module and remove init"
+        )
     if "inputs" in options and not is_module(network):
-        raise TypeError("inputs is of a module: a graph's layers say what they read")
+        raise TypeError("inputs is only for modules: in a graph, set inputs of each layer")
 
 
 def train_spec(network: Network, data: Document, options: TrainOptions) -> Document:
-    """Write a training spec around a network and its data."""
+    """Build a training spec."""
     described = network_of(network)
     graph = graph_of(described)
     label = options.get("label")
@@ -215,13 +218,13 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
     found: Any = spec["loss"]
     losses = cast("list[Document]", found if isinstance(found, list) else [found])
     spec["metrics"] = _metrics(options.get("metrics"), losses, data["fields"])
-    spec.update(_given(options, _AS_THEY_ARE))
+    spec.update(_given(options, _UNCHANGED))
     spec.update({name: _typed(given) for name, given in _given(options, _TYPED).items()})
     return as_document(spec)
 
 
 def input_fields(graph: Document, fields: Mapping[str, Any]) -> list[str]:
-    """The data fields that the network reads, in the order of the fields."""
+    """The data fields that the network reads, in field order."""
     read: set[str] = set()
     for place, layer in enumerate(graph["layers"]):
         if layer.get("inputs"):
@@ -232,9 +235,9 @@ def input_fields(graph: Document, fields: Mapping[str, Any]) -> list[str]:
 
 
 def result_names(tensors: dict[str, Array], fields: Sequence[str] | None) -> dict[str, Array]:
-    """Name by layer alone the only field that was asked for, or what is given unasked.
+    """Remove the suffix of the only requested field (default: ``/value``) from tensor names.
 
-    What has the name of a layer comes first.
+    Tensors named by a layer alone come first.
     """
     if fields is not None and len(fields) != 1:
         return tensors
@@ -244,19 +247,19 @@ def result_names(tensors: dict[str, Array], fields: Sequence[str] | None) -> dic
 
 
 def read_inputs(inputs: Any, spec: Document) -> dict[str, Array]:
-    """Read the inputs of an inference: by field, or one array for a network with one input.
+    """Read the inputs of an inference: arrays by field, or one array for a single input.
 
     Raises:
-        ValueError: the network reads several fields and the inputs do not say which.
+        ValueError: the network reads several fields and the inputs are not named.
     """
     return {name: as_array(name, value) for name, value in _by_field(inputs, spec).items()}
 
 
 def read_sequences(inputs: Any, spec: Document) -> dict[str, list[Any]] | None:
-    """Read inputs among which there are rows of different lengths, as lists; None: there are none.
+    """Read inputs as lists of rows if one of them is a sequence field; otherwise return None.
 
     Raises:
-        ValueError: the network reads several fields and the inputs do not say which.
+        ValueError: the network reads several fields and the inputs are not named.
     """
     declared: Document = spec["data"]["fields"]
     given = _by_field(inputs, spec)
@@ -281,7 +284,7 @@ def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
         return dict(cast("Mapping[str, Any]", inputs))
     names = input_fields(graph_of(spec["network"]), spec["data"]["fields"])
     if len(names) != 1:
-        raise ValueError(f"the network reads {', '.join(names)}; give inputs as a dict of these")
+        raise ValueError(f"the network has several inputs: pass a dict of {', '.join(names)}")
     return {names[0]: inputs}
 
 
@@ -293,7 +296,7 @@ def _normalize(options: TrainOptions) -> Document:
 
 
 def window_fields(windows: Any) -> Document:
-    """Fields for all columns that windows give."""
+    """The fields for all columns that windows produce."""
     kind = as_document(windows).get("type")
     if kind == "cbow":
         return {"context": {"type": "integer_sequence"}, "centre": {"type": "integer"}}
@@ -306,7 +309,7 @@ def _typed(value: Any) -> Document:
 
 
 def _target(graph: Document, fields: Mapping[str, Any]) -> str | None:
-    """The one field that the network does not read."""
+    """The only field that the network does not read; None if there is not exactly one."""
     inputs = input_fields(graph, fields)
     others = [name for name in fields if name not in inputs]
     return others[0] if len(others) == 1 else None
@@ -323,7 +326,7 @@ def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, A
         return document
     if target is None:
         raise ValueError(
-            f"which of {', '.join(fields)} is the target? Say so in the loss: "
+            f"the target is ambiguous: it may be any of {', '.join(fields)}. Set it in the loss: "
             f"loss={{'type': {document['type']!r}, 'inputs': [layer, field]}}"
         )
     output = (graph.get("outputs") or [graph["layers"][-1]["name"]])[0]
@@ -331,10 +334,10 @@ def _loss(loss: Any, graph: Document, target: str | None, fields: Mapping[str, A
 
 
 def _metrics(given: Any, losses: Sequence[Document], fields: Mapping[str, Any]) -> list[Any]:
-    """Metrics with what they compare: by default, what the first loss compares."""
+    """Metrics with their inputs. Default: the inputs of the first loss."""
     if given is None:
-        judged = [item["inputs"] for item in losses if _is_of_classes(item, fields)]
-        return [{"type": "accuracy", "inputs": inputs} for inputs in judged]
+        compared = [item["inputs"] for item in losses if _is_of_classes(item, fields)]
+        return [{"type": "accuracy", "inputs": inputs} for inputs in compared]
     several: Any = [given] if isinstance(given, (str, Mapping, BaseModel)) else given
     return [_compared(_typed(item), losses[0]["inputs"]) for item in several]
 
@@ -344,14 +347,14 @@ def _compared(metric: Document, inputs: Sequence[str]) -> Document:
         return metric
     if metric.get("type") in ALONE:
         raise ValueError(
-            f"metrics: say what {metric['type']} is of: {{'type': {metric['type']!r}, "
+            f"metrics: {metric['type']} needs inputs: {{'type': {metric['type']!r}, "
             f"'inputs': [{inputs[0]!r}]}}"
         )
     return {**metric, "inputs": list(inputs)}
 
 
 def _is_of_classes(loss: Document, fields: Mapping[str, Any]) -> bool:
-    """Whether a loss compares scores with one class per row, of which the accuracy is known."""
+    """Whether a loss compares scores with one class per row, so that it has an accuracy."""
     target = fields.get(loss["inputs"][-1], {})
     return loss["type"] == "CrossEntropyLoss" and target.get("type") == "integer"
 

@@ -1,4 +1,4 @@
-"""Weights on their way: a file with their network, and back under a module's own names."""
+"""Weights as safetensors files for upload, and as state dicts under a module's parameter names."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 class WeightsFile:
-    """The bytes of a safetensors file; the same tensors and texts give the same bytes."""
+    """A safetensors file. Equal tensors and metadata give identical bytes."""
 
     def __init__(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         self._arrays = {name: _array(item) for name, item in sorted(tensors.items())}
@@ -35,7 +35,7 @@ class WeightsFile:
         self._head = len(text).to_bytes(8, "little") + text
 
     def chunks(self) -> Generator[bytes]:
-        """The file, piece by piece."""
+        """Yield the file in chunks."""
         yield self._head
         for array in self._arrays.values():
             flat = array.reshape(-1).view(np.uint8)
@@ -43,7 +43,7 @@ class WeightsFile:
                 yield flat[first : first + _BLOCK_BYTES].tobytes()
 
     def sha256(self) -> str:
-        """Its digest, in hexadecimal."""
+        """The hexadecimal digest of the file."""
         digest = hashlib.sha256()
         for chunk in self.chunks():
             digest.update(chunk)
@@ -58,26 +58,26 @@ def _array(item: Any) -> Array:
 
 
 def _dtype(name: str, array: Array) -> str:
-    told = _NAMES.get(array.dtype.name)
-    if told is None and array.dtype.kind in _KINDS:
-        told = f"{_KINDS[array.dtype.kind]}{array.dtype.itemsize * 8}"
-    if told is None:
-        raise ValueError(f"{name!r} has the dtype {array.dtype}, which no safetensors file holds")
-    return told
+    dtype = _NAMES.get(array.dtype.name)
+    if dtype is None and array.dtype.kind in _KINDS:
+        dtype = f"{_KINDS[array.dtype.kind]}{array.dtype.itemsize * 8}"
+    if dtype is None:
+        raise ValueError(f"{name!r} has dtype {array.dtype}, which safetensors does not support")
+    return dtype
 
 
 def weights_file(
     tensors: Mapping[str, Any], network: Mapping[str, Any], fields: Mapping[str, Any] | None
 ) -> WeightsFile:
-    """The file that `Checkpoints.create` sends."""
-    said = {"network": jsonio.dumps(network)}
+    """The file that `Checkpoints.create` uploads."""
+    metadata = {"network": jsonio.dumps(network)}
     if fields:
-        said["fields"] = jsonio.dumps(fields)
-    return WeightsFile(tensors, said)
+        metadata["fields"] = jsonio.dumps(fields)
+    return WeightsFile(tensors, metadata)
 
 
 def in_module(graph: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Weights by the names of the module that the graph was made from; else by the graph's own."""
+    """Rename weights to the parameter names of the traced module, if the graph has them."""
     names = names_in_module(graph, weights)
     if not any(names.values()):
         return dict(weights)
@@ -85,10 +85,10 @@ def in_module(graph: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[st
 
 
 def as_state_dict(named: Mapping[str, Array]) -> dict[str, Any]:
-    """Arrays as torch tensors.
+    """Convert arrays to torch tensors.
 
     Raises:
-        ImportError: there is no torch.
+        ImportError: torch is not installed.
     """
     from glasshouse.client.modules.loading import as_tensors  # noqa: PLC0415 (imports torch)
 
@@ -96,16 +96,16 @@ def as_state_dict(named: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def load_into(module: Any, named: Mapping[str, Array]) -> None:
-    """Fill a module; what it has beside these weights stays as it is.
+    """Load weights into a module; its other parameters are left unchanged.
 
     Raises:
-        ValueError: it is another module: it lacks one of them, or has another shape.
+        ValueError: the module lacks a parameter or has another shape.
     """
     own = cast("dict[str, Any]", module.state_dict())
     for name, array in sorted(named.items()):  # a file keeps them in any order
         if name not in own:
-            raise ValueError(f"the module has no {name!r}: the job trained another one")
+            raise ValueError(f"the module has no {name!r}: the job trained a different module")
         if tuple(own[name].shape) != array.shape:
-            both = f"{list(array.shape)} in the job and {list(own[name].shape)}"
-            raise ValueError(f"{name!r} has the shape {both} in the module")
+            both = f"{list(array.shape)} in the job but {list(own[name].shape)}"
+            raise ValueError(f"{name!r} has shape {both} in the module")
     module.load_state_dict(as_state_dict(named), strict=False)

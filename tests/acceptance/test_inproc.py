@@ -118,7 +118,7 @@ def test_a_module_of_the_user_that_has_the_name_of_a_room_is_named(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert f"{tmp_path}/models.py has the name of its package 'models': rename it" in done.stdout
+    assert f"{tmp_path}/models.py shadows its package 'models': rename yours" in done.stdout
 
 
 def test_the_awaited_client_says_that_it_cannot():

@@ -91,7 +91,7 @@ def test_real_words_have_neighbours_of_their_kind(shown: Shown):
 # --- regression --------------------------------------------------------------------------------
 
 
-def test_a_table_of_numbers_is_foretold_better_than_by_its_mean(shown: Shown, tmp_path: Path):
+def test_a_table_of_numbers_is_predicted_better_than_by_its_mean(shown: Shown, tmp_path: Path):
     rows = load_diabetes()
     path = tmp_path / "diabetes.csv"
     np.savetxt(path, np.column_stack([rows.data, rows.target]), delimiter=",")
@@ -104,7 +104,7 @@ def test_a_table_of_numbers_is_foretold_better_than_by_its_mean(shown: Shown, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_the_quality_of_wine_is_foretold(shown: Shown):
+def test_the_quality_of_wine_is_predicted(shown: Shown):
     colours = [data("wine_quality") / f"winequality-{colour}.csv" for colour in ("red", "white")]
     for _, _, network, _, _, explained in shown("wine", *colours):
         assert float(explained) > (0.25 if network == "linear" else 0.33)

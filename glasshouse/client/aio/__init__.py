@@ -1,4 +1,4 @@
-"""The client for programs with an event loop; the other one is made from it (``.ci/twins.py``)."""
+"""The async client. The blocking client is generated from it by ``.ci/twins.py``."""
 
 from glasshouse.client.aio.client import AsyncClient
 from glasshouse.client.aio.control import AsyncCommand

@@ -1,4 +1,4 @@
-"""Steering a job that runs: pause, resume, change its settings; and its successors."""
+"""Live control of a job: pause, resume, change settings, fork and retry."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -9,49 +9,53 @@ from glasshouse.client.stopping import StopLimit
 
 
 class AsyncCommand(AsyncRecord):
-    """Something asked of a running job, as it was when it was last read."""
+    """A command to a running job, as of the last `refresh`."""
 
     job: str
     body: dict[str, Any]
-    """What was asked: ``set`` or ``do``."""
+    """The command: ``{"set": …}`` or ``{"do": …}``."""
     by: str
-    """The owner of the key that asked."""
+    """The owner of the API key that created it."""
     old: dict[str, Any] | None
-    """The settings that it changed, as they were."""
+    """The changed settings with their previous values."""
     new: dict[str, Any] | None
+    """The changed settings with their new values."""
     created_at: str
     links: dict[str, str]
 
     @property
     def path(self) -> str:
-        """Where it lives, under ``/api/v1``."""
+        """The path of the command under ``/api/v1``."""
         return f"/jobs/{self.data['job']}/commands/{self.id}"
 
     @property
     def state(self) -> str:
-        """``pending`` until a step boundary, then ``applied`` or ``rejected``."""
+        """``pending`` until the next step boundary, then ``applied`` or ``rejected``."""
         return self.data["state"]
 
     @property
     def step(self) -> int | None:
-        """The first step for which it holds; None before."""
+        """The first step that the command applies to; None until it is applied."""
         return self.data["step"]
 
     @property
     def problem(self) -> dict[str, Any] | None:
-        """Why it was rejected."""
+        """Why the command was rejected, as a problem document."""
         return self.data["problem"]
 
     async def refresh(self) -> Self:
-        """Read it anew."""
+        """Fetch the current state of the command."""
         await self._fetch()
         return self
 
     async def wait(self, timeout: float | None = 30.0) -> "AsyncCommand":
-        """Wait until it is applied or rejected.
+        """Wait until the command is applied or rejected.
+
+        Args:
+            timeout: seconds to wait. None: no limit.
 
         Raises:
-            WaitTimeout: no step has ended in time; a job that is queued or paused makes none.
+            WaitTimeout: no step ended in time. A queued or paused job runs no steps.
         """
         async for _ in self._changes(timeout, "take effect"):
             if self.state != "pending":
@@ -59,36 +63,36 @@ class AsyncCommand(AsyncRecord):
         return self
 
 
-class AsyncSteered(AsyncRecord):
-    """What can be asked of a job."""
+class AsyncControlled(AsyncRecord):
+    """The live control methods of a job."""
 
     async def cancel(self, *, force: bool = False) -> Self:
-        """Ask it to stop at the next step boundary; ``force`` ends its processes at once."""
+        """Cancel the job at the next step boundary; ``force`` kills its processes immediately."""
         self.data = await self._transport.post(
             f"{self.path}/cancel", params={"force": force or None}
         )
         return self
 
     async def pause(self) -> Self:
-        """Ask it to save a checkpoint and free its devices; ``pausing``, then ``paused``.
+        """Save a checkpoint and free the devices. The state is ``pausing``, then ``paused``.
 
         Raises:
-            ConflictError: it has ended, is being cancelled, or is an inference that runs.
+            ConflictError: the job has ended, is being canceled, or is a running inference job.
         """
         self.data = await self._transport.post(f"{self.path}/pause")
         return self
 
     async def resume(self) -> Self:
-        """Queue it again; one that is still pausing, as soon as it is paused.
+        """Queue the paused job again. A job that is still pausing is queued once it is paused.
 
         Raises:
-            ConflictError: it is not paused.
+            ConflictError: the job is neither paused nor pausing.
         """
         self.data = await self._transport.post(f"{self.path}/resume")
         return self
 
     async def retry(self) -> Self:
-        """Submit the same spec again as a new job, whose parent this one is. It must have ended."""
+        """Submit the spec of this ended job as a new job, with this job as its parent."""
         return type(self)(self._transport, await self._transport.create(f"{self.path}/retry", {}))
 
     async def fork(
@@ -100,14 +104,14 @@ class AsyncSteered(AsyncRecord):
         load: Literal["all", "model"] | None = None,
         device: Any = None,
     ) -> Self:
-        """A new job that begins where a checkpoint of this one ends, with another spec.
+        """Create a job that starts from a checkpoint of this one, with a modified spec.
 
         Args:
             spec: the changes, as a merge patch: ``{"optimizer": {"args": {"lr": 0.001}}}``.
-            checkpoint: id of the checkpoint; left out, its newest.
-            step: instead, the step of the checkpoint.
-            load: ``all`` goes on with the run, ``model`` takes the weights only; left out, ``all``
-                where the patch allows it.
+            checkpoint: the id of the checkpoint. Default: the newest.
+            step: instead of ``checkpoint``, the step of the checkpoint.
+            load: ``all`` resumes the run, ``model`` loads the weights only. Default: ``all`` if the
+                patch allows it.
             device: the device to run on, as in `AsyncClient.train`: ``"cpu"``, ``"cuda:1"``.
         """
         if device is not None:
@@ -117,17 +121,17 @@ class AsyncSteered(AsyncRecord):
         return type(self)(self._transport, await self._transport.create(f"{self.path}/fork", body))
 
     async def stop(self, timeout: float | None = 60.0) -> Self:
-        """Have its training end well and soon, as if its spec had said so, and wait for that word.
+        """End the training early, as a success, and wait until the job has accepted the new limit.
 
-        The last evaluation and the last checkpoint are made, and it has succeeded. Where the spec
-        counts epochs, the one under way is finished.
+        The job still runs its last evaluation and saves its last checkpoint. If the spec's limit
+        is in epochs, the current epoch is finished.
 
         Args:
-            timeout: seconds to wait for a step boundary; a job that is paused makes none.
+            timeout: seconds to wait for a step boundary. A paused job has none.
 
         Raises:
-            WaitTimeout: there was none in time.
-            ConflictError: it has ended.
+            WaitTimeout: there was no step boundary in time.
+            ConflictError: the job has ended.
         """
         limit = StopLimit(await self._transport.get(f"{self.path}/spec", {"resolved": True}))
         while True:
@@ -136,38 +140,42 @@ class AsyncSteered(AsyncRecord):
             command = await self.set({limit.path: limit.soonest(progress)})
             if (await command.wait(timeout)).state == "applied":
                 return self
-            limit.widen(command.step)  # it has gone on meanwhile
+            limit.widen(command.step)  # the job has passed the limit meanwhile
 
     async def set(
         self, settings: Mapping[str, Any] | None = None, **of_optimizer: Any
     ) -> AsyncCommand:
-        """Change settings from its next step boundary on; all of them or none.
+        """Change settings at the next step boundary. Either all are changed or none.
 
         Args:
-            settings: by their paths: ``{"grad_clip.max": 1.0, "stop.steps": 2000}``.
-            of_optimizer: by their names: ``lr=1e-4``, ``momentum=0.8``.
+            settings: values by path: ``{"grad_clip.max": 1.0, "stop.steps": 2000}``.
+            of_optimizer: optimizer arguments by name: ``lr=1e-4``, ``momentum=0.8``.
 
         Raises:
-            UnprocessableEntityError: one cannot be changed, or not to this value.
+            UnprocessableEntityError: a setting cannot be changed, or not to this value.
         """
         named = {f"optimizer.{name}": value for name, value in of_optimizer.items()}
         return await self._command({"set": {**(settings or {}), **named}})
 
     async def checkpoint(self) -> AsyncCommand:
-        """Have it save a checkpoint after the step that is under way."""
+        """Save a checkpoint after the current step."""
         return await self._command({"do": "checkpoint"})
 
     async def evaluate(self) -> AsyncCommand:
-        """Have it run the validation rows after the step that is under way."""
+        """Run an evaluation on the validation data after the current step."""
         return await self._command({"do": "evaluate"})
 
     async def get_command(self, command_id: str) -> AsyncCommand:
-        """One thing that was asked of it."""
-        asked = AsyncCommand(self._transport, {"id": command_id, "job": self.id})
-        return await asked.refresh()
+        """Fetch one command of the job."""
+        command = AsyncCommand(self._transport, {"id": command_id, "job": self.id})
+        return await command.refresh()
 
     async def commands(self, *, state: str | None = None) -> list[AsyncCommand]:
-        """All that was asked of it, oldest first; cancellations and changes of probes too."""
+        """List the commands of the job, oldest first, with cancellations and probe changes.
+
+        Args:
+            state: only those in this state: ``pending``, ``applied`` or ``rejected``.
+        """
         entries = await self._transport.all(f"{self.path}/commands", {"state": state})
         return [AsyncCommand(self._transport, entry) for entry in entries]
 

@@ -1,4 +1,4 @@
-"""What `AsyncClient.infer` does: inputs go to the service, outputs of layers come back."""
+"""The implementation of `AsyncClient.infer`: upload inputs, run a job, download its outputs."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -22,12 +22,12 @@ from glasshouse.client.training import (
 from glasshouse.errors import ConflictError
 
 INLINE_VALUES = 20_000
-"""Inputs with more values than this travel as a dataset; JSON is slow for numbers."""
+"""Inputs with more values than this are uploaded as a dataset, because JSON is slow for numbers."""
 Source = AsyncJob | AsyncCheckpoint | str
 
 
 class AsyncInferring:
-    """Runs trained networks."""
+    """Runs inference jobs."""
 
     def __init__(
         self, jobs: AsyncJobs, datasets: AsyncDatasets, checkpoints: AsyncCheckpoints
@@ -44,7 +44,7 @@ class AsyncInferring:
         fields: Sequence[ResultField] | ResultField | None,
         options: JobOptions,
     ) -> dict[str, Array]:
-        """Run and wait; ``given`` is inputs and data, of which one is None."""
+        """Run the job and wait for it; ``given`` is (inputs, data), one of which is None."""
         inputs, data = inputs_of(given[0]), given[1]
         if (inputs is None) == (data is None):
             raise TypeError("give exactly one of inputs and data")
@@ -69,7 +69,7 @@ class AsyncInferring:
                 await _discard(uploaded)
 
     async def _add_inputs(self, spec: Document, source: Source, inputs: Any) -> AsyncDataset | None:
-        """Put inputs into a spec, or into a dataset when they are many or need its dtypes."""
+        """Put inputs into the spec, or into a dataset if they are large or need its dtypes."""
         trained = await self._trained_by(source)
         sequences = await in_thread(lambda: read_sequences(inputs, trained))
         if sequences is not None:
@@ -77,7 +77,7 @@ class AsyncInferring:
             return None
         arrays = await in_thread(lambda: read_inputs(inputs, trained))
         is_small = sum(array.size for array in arrays.values()) <= INLINE_VALUES
-        # a uint8 column is scaled to [0, 1] as in training; plain numbers in JSON would not be
+        # a uint8 column is scaled to [0, 1] as in training; numbers in JSON would not be
         if is_small and not any(array.dtype.name == "uint8" for array in arrays.values()):
             spec["inputs"] = {name: array.tolist() for name, array in arrays.items()}
             return None
@@ -90,7 +90,7 @@ class AsyncInferring:
         return dataset
 
     async def _rows(self, data: Any) -> Document:
-        """Which rows of a dataset; of one that is named without a split, those of ``test``."""
+        """The data source of a dataset. The default split is ``test``."""
         if isinstance(data, str):
             data = await self._datasets.named(data)
         if isinstance(data, AsyncDataset):
@@ -98,7 +98,7 @@ class AsyncInferring:
         return cast("Document", as_document(data))
 
     async def _trained_by(self, source: Source) -> Document:
-        """The spec of the job that trained a network, or what was sent with its weights."""
+        """The spec of the job that trained a network, or the network uploaded with its weights."""
         if isinstance(source, AsyncJob):
             return await source.spec()
         if isinstance(source, str) and source.startswith("ckpt_"):
@@ -113,7 +113,7 @@ class AsyncInferring:
 async def _discard(dataset: AsyncDataset) -> None:
     try:
         await dataset.delete()
-    except ConflictError:  # the job that was given up on still reads it
+    except ConflictError:  # the job still reads it, because waiting for it was interrupted
         return
 
 

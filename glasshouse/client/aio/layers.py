@@ -1,4 +1,4 @@
-"""Looking into a job's network: its layers, what was captured of them, and their statistics."""
+"""The layers of a job's network: captured tensors, statistics and histograms."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from glasshouse.client.statistics import (
     LayerStats,
     Phase,
     Step,
-    why_none,
+    missing_reason,
 )
 from glasshouse.client.tensors import Array, read_tensors
 from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000
-"""The service gives about 1,000 points of a series unless it is asked for more."""
+"""Requests all points of a series; the service's default is about 1,000."""
 
 
 class AsyncLayer:
@@ -34,34 +34,34 @@ class AsyncLayer:
         return f"AsyncLayer({self.name!r})"
 
     async def output(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
-        """What the layer gave, captured by a probe that wants ``full``."""
+        """Return the layer's output, captured by a probe that wants ``full``."""
         return (await self.tensor("output", step=step, slice=slice)).values
 
     async def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
-        """What went into the layer; of several, the first (``layers["add.1"]`` is the second)."""
+        """Return the layer's first input. ``layers["add.1"]`` has the second."""
         return (await self.tensor("input", step=step, slice=slice)).values
 
     async def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
-        """The gradient of the loss with respect to what the layer gave."""
+        """Return the gradient of the loss with respect to the layer's output."""
         return (await self.tensor("output_grad", step=step, slice=slice)).values
 
     async def param(self, name: str | None = None, *, step: Step = "latest") -> Array:
-        """A parameter as it was used in that step's forward: ``param("weight")``."""
+        """Return a parameter as used in the forward pass of the step: ``param("weight")``."""
         captured = await self._parameter(name).tensor("param", step=step)
         return captured.values
 
     async def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
-        """The gradient of a parameter: ``param_grad("weight")``."""
+        """Return the gradient of a parameter: ``param_grad("weight")``."""
         captured = await self._parameter(name).tensor("param_grad", step=step)
         return captured.values
 
     async def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
-        """What the optimizer added to a parameter in that step: ``update("weight")``."""
+        """Return the change of a parameter in the step: ``update("weight")``."""
         captured = await self._parameter(name).tensor("update", step=step)
         return captured.values
 
     async def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
-        """What the optimizer keeps of a parameter: ``optim_state("weight.exp_avg")``."""
+        """Return the optimizer state of a parameter: ``optim_state("weight.exp_avg")``."""
         captured = await self._parameter(name).tensor("optim_state", step=step)
         return captured.values
 
@@ -73,10 +73,17 @@ class AsyncLayer:
         phase: Phase | None = None,
         slice: str | None = None,  # noqa: A002 - the API's word
     ) -> Captured:
-        """One captured tensor and the step it is of.
+        """Return one captured tensor and its step.
+
+        Args:
+            kind: ``output``, ``param`` …
+            step: the step, or ``"latest"``.
+            phase: ``train`` or ``evaluate``.
+            slice: the part to return, in numpy syntax: ``0:4,:,::2``.
 
         Raises:
-            NotFoundError: it was not captured at that step; the problem lists the nearest.
+            NotFoundError: the tensor was not captured at this step. The problem lists the nearest
+                captured steps.
         """
         path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
         params = {"step": step, "phase": phase, "slice": slice, "format": "safetensors"}
@@ -86,7 +93,7 @@ class AsyncLayer:
         tensors = list(read_tensors(response.content).values())
         if len(tensors) != 1:
             raise APIError(
-                f"{self.name}/{kind}: expected one tensor, the answer has {len(tensors)}"
+                f"{self.name}/{kind}: expected one tensor, the response has {len(tensors)}"
             )
         return Captured(int(response.headers.get("x-tensor-step", -1)), tensors[0])
 
@@ -97,27 +104,30 @@ class AsyncLayer:
         phase: Phase | None = None,
         max_points: int | None = None,
     ) -> LayerStats:
-        """The figures and quantiles of one kind over all steps on which a probe looked.
+        """Return statistics and quantiles of one kind of tensor, for each observed step.
 
-        A figure that a step does not have is NaN.
+        A statistic that was not computed at a step is NaN.
 
-        Where both training and evaluations were looked at and ``phase`` is left out: of training.
+        Args:
+            kind: ``output``, ``param`` …
+            phase: ``train`` or ``evaluate``. Default: ``train`` if both were observed.
+            max_points: the maximum number of steps. Default: all.
 
         Raises:
-            APIError: no probe has looked yet, or the name is a layer's and the kind a
-                parameter's; then ask for the parameter by its own name. Or the layer gives several
-                tensors; then ask for one: ``lstm.0``.
+            APIError: no probe has observed this kind yet; or this is a layer and the kind belongs
+                to parameters (use the parameter's name); or the layer has several tensors (use
+                the name of one: ``lstm.0``).
         """
         found = [one async for one in self.all_stats(kind, phase=phase, max_points=max_points)]
         if len(found) > 1 and phase is None:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
             seen = found or await self._leaves(kind)
-            raise await self._refusal(kind, "statistics", [entry.layer for entry in seen])
+            raise await self._missing_error(kind, "statistics", [entry.layer for entry in seen])
         return found[0]
 
     async def _leaves(self, kind: str) -> list[LayerStats]:
-        """What was seen of a layer that gives several tensors, each of which has a name."""
+        """The statistics of each tensor of a layer that has several."""
         leaves = AsyncLayer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.*")
         return [entry async for entry in leaves.all_stats(kind)]
 
@@ -128,7 +138,7 @@ class AsyncLayer:
         phase: Phase | None = None,
         max_points: int | None = None,
     ) -> AsyncGenerator[LayerStats]:
-        """The statistics of each watched tensor of the layer."""
+        """Iterate over the statistics of each observed tensor of the layer."""
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
         async for page in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
             for entry in page:
@@ -142,32 +152,32 @@ class AsyncLayer:
         max_points: int | None = None,
         phase: Phase = "train",
     ) -> History:
-        """How its values were spread over the steps on which a probe took a histogram.
+        """Return the histograms of one kind of tensor, for each step that has one.
 
         Args:
-            kind: ``output``, ``param`` …; a parameter is asked for by its own name.
-            bins: at most so many bars.
-            max_points: at most so many steps, evenly apart; left out, 1,000.
+            kind: ``output``, ``param`` …. For a parameter, use the layer of its own name.
+            bins: the maximum number of bins.
+            max_points: the maximum number of steps, evenly spaced. Default: 1,000.
             phase: ``train`` or ``evaluate``.
 
         Raises:
-            APIError: no probe that wants ``histogram`` has looked yet.
+            APIError: no probe that wants ``histogram`` has observed this kind yet.
         """
         params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
         params |= {"bins": bins, "max_points": max_points, "phase": phase}
         found = await self._transport.all(f"{self._path}/stats", params)
         if len(found) != 1:
-            raise await self._refusal(kind, "histogram", [entry["layer"] for entry in found])
+            raise await self._missing_error(kind, "histogram", [entry["layer"] for entry in found])
         return History.read(found[0])
 
-    async def _refusal(self, kind: str, form: str, seen: Sequence[str]) -> APIError:
-        """Why there is not one series of a kind: none was kept, or those of several tensors."""
+    async def _missing_error(self, kind: str, form: str, seen: Sequence[str]) -> APIError:
+        """The error when there is not exactly one series: there is none, or there are several."""
         if seen:
             what = "histograms" if form == "histogram" else form
             return APIError(f"{self.name} has {what} of {kind} for: {', '.join(seen)}")
         probes = await self._transport.all(f"{self._path}/probes", {"removed": True})
         layers = await self._transport.all(f"{self._path}/layers")
-        return APIError(why_none(self.name, kind, form, probes, layers))
+        return APIError(missing_reason(self.name, kind, form, probes, layers))
 
     async def image(
         self,
@@ -176,7 +186,7 @@ class AsyncLayer:
         step: Step = "latest",
         slice: str | None = None,  # noqa: A002 - the API's word
     ) -> bytes:
-        """A captured tensor as a PNG: feature maps and filters as a grid, matrices, vectors."""
+        """Return a captured tensor as PNG bytes. Feature maps and filters are drawn as a grid."""
         path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
         return await self._transport.download(path, {"step": step, "slice": slice, "format": "png"})
 
@@ -187,7 +197,7 @@ class AsyncLayer:
 
 
 class AsyncLayers:
-    """The layers of a job's network, by name; iterating asks the service for the names."""
+    """The layers of a job's network, by name. Iterating fetches the names from the service."""
 
     def __init__(self, transport: AsyncTransport, job_id: str) -> None:
         self._transport = transport
@@ -201,5 +211,5 @@ class AsyncLayers:
             yield entry["name"]
 
     async def table(self) -> list[dict[str, Any]]:
-        """Name, type, output shape, parameters and newest statistics of each layer."""
+        """Return name, type, output shape, parameters and newest statistics of each layer."""
         return await self._transport.all(f"/jobs/{self._job_id}/layers")

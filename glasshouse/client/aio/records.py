@@ -1,4 +1,4 @@
-"""Things the service keeps, as the client sees them: every field stays, also unknown ones."""
+"""Resources of the service as client objects. Unknown fields are kept."""
 
 import json
 import time
@@ -16,11 +16,11 @@ from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.5
 HELD_S = 20.0
-"""How long the service is asked to hold an answer until something changes."""
+"""How long a poll asks the service to hold the response until something changes (long polling)."""
 
 
 class AsyncRecord:
-    """One thing the service keeps. Fields are attributes; ``data`` is the whole document."""
+    """One resource of the service. Fields are attributes; ``data`` is the complete document."""
 
     _PATH = ""
 
@@ -30,20 +30,20 @@ class AsyncRecord:
         self.data = data
 
     object: str
-    """What it is: ``job``, ``dataset`` …"""
+    """The type of the resource: ``job``, ``dataset`` …"""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the resource."""
         return self.data["id"]
 
     @property
     def path(self) -> str:
-        """Where it lives, under ``/api/v1``."""
+        """The path of the resource under ``/api/v1``."""
         return f"{self._PATH}/{id_in_path(self.id, self._PATH.strip('/').removesuffix('s'))}"
 
     def to_json(self) -> str:
-        """The whole document as JSON, as the service gave it."""
+        """Return the complete document as JSON."""
         return jsonio.dumps(self.data)
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ class AsyncRecord:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     async def _fetch(self, *, wait_s: float = 0.0) -> bool:
-        """Read it anew, held back until it changes or the wait is over; whether it changed."""
+        """Fetch the resource, with long polling if ``wait_s`` >= 1; return whether it changed."""
         headers: dict[str, str] = {}
         if wait_s >= 1 and self._etag:
             headers = {"If-None-Match": self._etag, "Prefer": f"wait={int(wait_s)}"}
@@ -71,10 +71,10 @@ class AsyncRecord:
         return True
 
     async def _changes(self, timeout: float | None, goal: str) -> AsyncGenerator[None]:
-        """Yield once for each look at it, until the caller stops asking.
+        """Poll the resource: yield after each fetch until the caller stops iterating.
 
         Raises:
-            WaitTimeout: the time is up.
+            WaitTimeout: ``timeout`` seconds have passed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pause_s = FIRST_PAUSE_S
@@ -83,8 +83,10 @@ class AsyncRecord:
             yield
             left_s = HELD_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
-                raise WaitTimeout(f"{self.id} did not {goal} within {timeout:g} s; it goes on")
-            # a running job changes all the time: the pause bounds how often it is asked
+                raise WaitTimeout(
+                    f"{self.id} did not {goal} within {timeout:g} s; it was not canceled"
+                )
+            # a running job changes all the time: the pause limits the request rate
             await sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
             await self._fetch(wait_s=min(left_s, HELD_S))
@@ -98,13 +100,13 @@ class AsyncDataset(AsyncRecord):
     name: str
     format: str
     problem: dict[str, Any] | None
-    """Why it could not be read."""
+    """Why the file could not be read, as a problem document."""
     size_bytes: int
     sha256: str | None
-    """Of the file that was sent."""
+    """The SHA-256 of the uploaded file."""
     resize: str | None
     header: bool | None
-    """Of csv and tsv: whether the first row names the columns, if the upload said so."""
+    """For csv and tsv: whether the first row has the column names, if the upload specified it."""
     notes: list[dict[str, str]]
     """Guesses of the reader that you may want to correct: ``code`` and ``detail`` of each."""
     created_at: str
@@ -117,25 +119,28 @@ class AsyncDataset(AsyncRecord):
 
     @property
     def columns(self) -> list[dict[str, Any]]:
-        """Name, dtype and shape of one row's value, for each column."""
+        """The name, dtype and shape (of one row) of each column."""
         return self.data["columns"]
 
     @property
     def splits(self) -> dict[str, int]:
-        """The rows of each split."""
+        """The number of rows of each split."""
         return self.data["splits"]
 
     async def refresh(self) -> Self:
-        """Read it anew."""
+        """Fetch the current state of the dataset."""
         await self._fetch()
         return self
 
     async def wait(self, timeout: float | None = None) -> "AsyncDataset":
-        """Wait until it is ready to be used.
+        """Wait until the dataset is ready to use.
+
+        Args:
+            timeout: seconds to wait. Default: no limit.
 
         Raises:
-            UnprocessableEntityError: the file could not be read; its problem says why.
-            WaitTimeout: it is not ready in time.
+            UnprocessableEntityError: the file could not be read. The problem has the reason.
+            WaitTimeout: the dataset was not ready in time.
         """
         async for _ in self._changes(timeout, "become ready"):
             if self.state == "failed":
@@ -154,16 +159,27 @@ class AsyncDataset(AsyncRecord):
         *,
         values: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Some rows, each as a dict by column; ``values``: so many of a row, else 1,000."""
+        """Return rows, each as a dict by column.
+
+        Args:
+            split: the split to read from.
+            offset: the first row, counted from 0.
+            limit: the maximum number of rows.
+            values: the maximum number of values per row. Default: 1,000.
+        """
         params = {"split": split, "offset": offset, "limit": limit, "values": values}
         return (await self._transport.get(f"{self.path}/rows", params))["data"]
 
     async def stats(self) -> dict[str, Any]:
-        """Figures of each column."""
+        """Return statistics of each column."""
         return await self._transport.get(f"{self.path}/stats")
 
     async def delete(self) -> None:
-        """Delete it and its files; refused while a job uses it."""
+        """Delete the dataset and its files.
+
+        Raises:
+            ConflictError: a job uses it.
+        """
         await self._transport.delete(self.path)
 
 
@@ -174,46 +190,46 @@ class AsyncCheckpoint(AsyncRecord):
 
     name: str | None
     job: str | None
-    """None: weights that were sent."""
+    """The id of the job. None for uploaded weights."""
     attempt: int | None
     step: int
-    """The step that would come next."""
+    """The next step to run."""
     epoch: int
     final: bool
-    """Whether it is of the end of the training."""
+    """Whether it was saved at the end of the training."""
     best: bool
-    """Whether it is the best of its job's that are there, by the metric of ``keep_best``."""
+    """Whether it is the best existing checkpoint of its job, by the metric of ``keep_best``."""
     reason: str | None
     """Why it is the best: ``lowest validation/loss``."""
     state: str
     size_bytes: int
     files: dict[str, Any]
     metrics: dict[str, Any]
-    """What was known by then; numbers that are not finite by their names."""
+    """The metrics at the time of saving. NaN and Inf are strings, as in JSON."""
     created_at: str
     links: dict[str, str]
 
     async def weights(self) -> dict[str, Array]:
-        """The network's weights, by torch's parameter names."""
+        """Return the weights, by torch parameter name."""
         return read_tensors(await self.read_weights())
 
     async def network(self) -> dict[str, Any]:
-        """What its weights are of: ``network``, a graph, and ``fields``, what that reads."""
+        """Return the ``network`` of the weights as a graph, and the data ``fields`` it reads."""
         return await self._transport.get(f"{self.path}/network")
 
     async def state_dict(self) -> dict[str, Any]:
-        """The weights as torch tensors, by the names of the module that the network was made from.
+        """Return the weights as torch tensors, by the parameter names of the original module.
 
-        Of a network that was written as a graph: by the graph's names.
+        If the network was not created from a module, the names are those of the graph.
         """
         named = await self._named()
         return await in_thread(lambda: as_state_dict(named))
 
     async def load_into(self, module: Any) -> None:
-        """Put the weights back into a torch module like the one that was trained.
+        """Load the weights into a torch module with the architecture that was trained.
 
         Raises:
-            ValueError: it is another module.
+            ValueError: the module lacks a parameter or has another shape.
         """
         named = await self._named()
         await in_thread(lambda: load_into(module, named))
@@ -223,30 +239,31 @@ class AsyncCheckpoint(AsyncRecord):
         return in_module(graph, await self.weights())
 
     async def read_weights(self) -> bytes:
-        """The weights as the bytes of a safetensors file."""
+        """Return the weights as the bytes of a safetensors file."""
         return await self._transport.download(f"{self.path}/weights")
 
     async def learned(self) -> dict[str, Array]:
-        """What was learned of the training rows before the first step.
+        """Return what was computed from the training data before the first step.
 
-        Figures to normalise and to fill by (``<field>.shift``, ``.divisor``, ``.fill``), and
-        vocabularies (``<field>.tokens``, see `vocabulary`).
+        These are the statistics for normalizing and for filling missing values
+        (``<field>.shift``, ``.divisor``, ``.fill``) and the vocabularies (``<field>.tokens``, see
+        `vocabulary`).
 
         Raises:
-            NotFoundError: nothing was.
+            NotFoundError: nothing was computed.
         """
         return read_tensors(await self._transport.download(f"{self.path}/data"))
 
     async def vocabulary(self, field: str | None = None) -> list[str]:
-        """The tokens of a field of texts, each at the place that is its id.
+        """Return the tokens of a text field. The index of a token is its id.
 
-        The first two stand for what has none: ``<padding>`` and ``<unknown>``.
+        The first two are the special tokens ``<padding>`` and ``<unknown>``.
 
         Args:
-            field: its name; left out, the only one that has a vocabulary, or the windows.
+            field: the name of the field. Default: the only one that has a vocabulary.
 
         Raises:
-            APIError: there is no such field, or it is not clear which is meant.
+            APIError: the field has no vocabulary, or several have one and ``field`` is unset.
         """
         suffix = ".tokens"
         learned = await self.learned()
@@ -263,5 +280,9 @@ class AsyncCheckpoint(AsyncRecord):
         return ["<padding>", "<unknown>", *json.loads(found[field].tobytes())]
 
     async def delete(self) -> None:
-        """Delete it and its files; refused while a job uses it."""
+        """Delete the checkpoint and its files.
+
+        Raises:
+            ConflictError: a job uses it.
+        """
         await self._transport.delete(self.path)

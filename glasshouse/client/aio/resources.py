@@ -1,4 +1,4 @@
-"""What the service keeps, by kind: ``client.jobs``, ``client.datasets`` and the others."""
+"""The resource collections of the client: ``client.jobs``, ``client.datasets`` and the others."""
 
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _SAFETENSORS = "application/vnd.safetensors"
 
 
 class AsyncResource:
-    """One kind of thing."""
+    """A collection of resources of one type."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -34,12 +34,12 @@ class AsyncResource:
 
 
 class AsyncJobs(AsyncResource):
-    """Jobs of all states."""
+    """The jobs."""
 
     async def create(self, spec: Spec) -> AsyncJob:
-        """Submit a job spec; it is queued when this returns.
+        """Submit a job spec and return the queued job.
 
-        Its datasets are named by id or by name. A built-in one that is not there yet is created.
+        The spec refers to datasets by id or name. Built-in datasets are created if needed.
         """
         document = as_document(spec)
         for source in sources_in(document):
@@ -50,14 +50,14 @@ class AsyncJobs(AsyncResource):
         return AsyncJob(self._transport, await self._transport.create("/jobs", document))
 
     async def get(self, job_id: str) -> AsyncJob:
-        """Read one job."""
+        """Fetch one job."""
         return await self._job(job_id).refresh()
 
     async def list(self, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[AsyncJob]:
-        """All jobs that match, newest first unless ``order`` says otherwise.
+        """Iterate over the matching jobs, newest first by default.
 
         Args:
-            limit: how many to read per page, not how many to give.
+            limit: the page size of the requests. Does not limit the number of jobs.
             filters: ``state``, ``kind``, ``parent``, ``q``, ``order``, and ``label`` as a dict.
         """
         label = filters.pop("label", None)
@@ -69,11 +69,11 @@ class AsyncJobs(AsyncResource):
                 yield AsyncJob(self._transport, entry)
 
     async def cancel(self, job_id: str, *, force: bool = False) -> AsyncJob:
-        """Ask a job to stop."""
+        """Cancel a job at the next step boundary; ``force`` kills its processes immediately."""
         return await self._job(job_id).cancel(force=force)
 
     async def pause(self, job_id: str) -> AsyncJob:
-        """Ask a job to save a checkpoint and free its devices."""
+        """Pause a job: save a checkpoint and free its devices."""
         return await self._job(job_id).pause()
 
     async def resume(self, job_id: str) -> AsyncJob:
@@ -81,27 +81,27 @@ class AsyncJobs(AsyncResource):
         return await self._job(job_id).resume()
 
     async def retry(self, job_id: str) -> AsyncJob:
-        """Submit the spec of a job that has ended again, as a new job."""
+        """Submit the spec of an ended job as a new job."""
         return await self._job(job_id).retry()
 
     async def fork(
         self, job_id: str, spec: Mapping[str, Any] | None = None, **start: Any
     ) -> AsyncJob:
-        """Begin a new job where a checkpoint of this one ends; see `AsyncJob.fork`."""
+        """Create a job that starts from a checkpoint of this one; see `AsyncJob.fork`."""
         return await self._job(job_id).fork(spec, **start)
 
     async def patch(self, job_id: str, **fields: Any) -> AsyncJob:
-        """Change a job's name, labels or priority."""
+        """Change the ``name``, ``labels`` or ``priority`` of a job."""
         return await self._job(job_id).update(**fields)
 
     async def delete(self, job_id: str) -> None:
-        """Delete a job that has ended."""
+        """Delete an ended job and everything it created."""
         await self._job(job_id).delete()
 
     def events(
         self, job_id: str, types: Iterable[str] | None = None, after: int = 0
     ) -> AsyncGenerator[AnyEvent]:
-        """The events of a job so far."""
+        """Iterate over the existing events of a job."""
         return self._job(job_id).events(types, after)
 
     def _job(self, job_id: str) -> AsyncJob:
@@ -109,12 +109,17 @@ class AsyncJobs(AsyncResource):
 
 
 class AsyncDatasets(AsyncResource):
-    """Datasets."""
+    """The datasets."""
 
     async def create(self, builtin: str, *, wait: bool = True) -> AsyncDataset:
-        """The dataset of a built-in name, such as ``digits``; created where it is not there yet."""
+        """Get or create a built-in dataset, such as ``digits``.
+
+        Args:
+            builtin: the name of the built-in dataset.
+            wait: wait until the dataset is ready.
+        """
         data = await self._transport.create("/datasets", {"builtin": builtin})
-        return await self._made(data, wait=wait)
+        return await self._created(data, wait=wait)
 
     async def upload(  # noqa: PLR0913 (how a file is read differs by format)
         self,
@@ -127,41 +132,46 @@ class AsyncDatasets(AsyncResource):
         wait: bool = True,
         reuse: bool = False,
     ) -> AsyncDataset:
-        """Upload a file (streamed), its bytes, or arrays, and wait until it is ready.
+        """Upload a dataset: a file, the bytes of a file, or arrays. Files are streamed.
 
         Args:
-            source: a path, the bytes of a file, a dict of arrays, a dict of splits of them,
-                or an ``(x, y)`` pair.
-            name: left out, the file's name.
-            format: left out, it is told from the file's name, or from ``resize``.
-            resize: of an archive of images, the height and width that all are brought to.
-            header: of csv and tsv, whether the first row names the columns; left unset, the service
-                finds out, and says in ``notes`` of the dataset where that is a guess.
-            wait: return only when it is ready to be used.
-            reuse: of arrays, give the dataset that was uploaded before with the same content.
+            source: a path, the bytes of a file, a dict of arrays by column, a dict of such dicts
+                by split, or an ``(x, y)`` pair.
+            name: the name of the dataset. Default: the file name, or ``arrays``.
+            format: the file format. Default: inferred from the file name; ``images.zip`` if
+                ``resize`` is set. Required for bytes.
+            resize: for an archive of images, the (height, width) to which all are resized.
+            header: for csv and tsv, whether the first row has the column names. Default: detected
+                by the service, which reports a guess in ``notes`` of the dataset.
+            wait: wait until the dataset is ready.
+            reuse: for arrays, return an existing dataset with the same content if there is one.
+
+        Raises:
+            ValueError: the format is unknown, or the arrays do not match each other.
+            UnprocessableEntityError: the file could not be read.
         """
         if isinstance(source, bytes):
             if format is None:
-                raise ValueError("say which format the bytes are in: format='csv', 'npz', …")
+                raise ValueError("format is required for bytes: set format='csv', 'npz', …")
             data = await self._send(source, name, format, resize=resize, header=header)
-            return await self._made(data, wait=wait)
+            return await self._created(data, wait=wait)
         if not isinstance(source, (str, Path)):
             return await self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with await in_thread(lambda: path.open("rb")) as file:
             form = format or (IMAGES if resize is not None else format_of(path.name))
             data = await self._send(file, name or path.name, form, resize=resize, header=header)
-        return await self._made(data, wait=wait)
+        return await self._created(data, wait=wait)
 
     async def get(self, dataset_id: str) -> AsyncDataset:
-        """Read one dataset, by its id or its name."""
+        """Fetch one dataset by id or name."""
         return await self._dataset(dataset_id).refresh()
 
     async def named(self, reference: str) -> AsyncDataset:
-        """The dataset that a spec may name so: by id, by name, or a built-in one. Ready to be used.
+        """Get a dataset by id, name or built-in name, and wait until it is ready.
 
         Raises:
-            NotFoundError: there is none, or several with this name and different contents.
+            NotFoundError: no dataset matches, or several with different contents have this name.
         """
         if reference in BUILTINS:
             return await self.create(reference)
@@ -176,17 +186,17 @@ class AsyncDatasets(AsyncResource):
         *,
         values: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Some rows of a dataset; ``values``: so many of a row, else 1,000."""
+        """Return rows of a dataset, each as a dict by column; see `AsyncDataset.rows`."""
         return await self._dataset(dataset_id).rows(split, offset, limit, values=values)
 
     async def list(self, *, limit: int | None = None) -> AsyncGenerator[AsyncDataset]:
-        """All datasets."""
+        """Iterate over all datasets; ``limit`` is the page size of the requests."""
         async for page in self._transport.pages("/datasets", {"limit": limit}):
             for entry in page:
                 yield AsyncDataset(self._transport, entry)
 
     async def stats(self, dataset_id: str) -> dict[str, Any]:
-        """Figures of each column of a dataset."""
+        """Return statistics of each column of a dataset."""
         return await self._dataset(dataset_id).stats()
 
     async def delete(self, dataset_id: str) -> None:
@@ -206,10 +216,10 @@ class AsyncDatasets(AsyncResource):
             form = await in_thread(lambda: write_splits(splits, file))
             known = await self._uploaded_before(file, form) if reuse else None
             data = known or await self._send(file, name or "arrays", form)
-            return await self._made(data, wait=wait)
+            return await self._created(data, wait=wait)
 
     async def _uploaded_before(self, file: IO[bytes], form: str) -> dict[str, Any] | None:
-        """The dataset that was made of a file with this content, unless it could not be read."""
+        """An existing dataset with the content of this file that has not failed."""
         digest = await in_thread(lambda: sha256_of(file))
         for entry in (await self._transport.get("/datasets", {"sha256": digest}))["data"]:
             if entry["format"] == form and entry["state"] != "failed":
@@ -231,7 +241,7 @@ class AsyncDatasets(AsyncResource):
         request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(await self._transport.send(request))
 
-    async def _made(self, data: dict[str, Any], *, wait: bool) -> AsyncDataset:
+    async def _created(self, data: dict[str, Any], *, wait: bool) -> AsyncDataset:
         dataset = AsyncDataset(self._transport, data)
         return await dataset.wait() if wait else dataset
 
@@ -240,7 +250,7 @@ class AsyncDatasets(AsyncResource):
 
 
 class AsyncCheckpoints(AsyncResource):
-    """Saved states of training, and weights that were sent."""
+    """The checkpoints: saved training states and uploaded weights."""
 
     async def create(
         self,
@@ -251,22 +261,23 @@ class AsyncCheckpoints(AsyncResource):
         name: str | None = None,
         reuse: bool = False,
     ) -> AsyncCheckpoint:
-        """Send weights, which a job may begin with (``init``) and `AsyncClient.infer` can run.
+        """Upload weights as a checkpoint, for ``init`` of a job or for `AsyncClient.infer`.
 
         Args:
-            weights: arrays or tensors by the network's names: ``conv1.weight``.
-            network: a graph whose layers give all their sizes, or a preset.
-            fields: what the network reads, as in the ``data`` of a spec; an inference needs them.
-            name: for people.
-            reuse: give the one that was sent before with the same content, if there is one.
+            weights: arrays or tensors by parameter name: ``conv1.weight``.
+            network: a preset, or a graph whose layers specify all sizes.
+            fields: the data fields that the network reads, as in ``data`` of a spec. Required for
+                inference.
+            name: a display name.
+            reuse: return an existing checkpoint with the same content if there is one.
 
         Raises:
-            UnprocessableEntityError: the weights are not the network's.
+            UnprocessableEntityError: the weights do not match the network.
         """
         graph, read = network_of(network), as_document(fields)
         file = await in_thread(lambda: weights_file(weights, graph, read))
         if reuse:
-            known = await self._sent_before(await in_thread(file.sha256))
+            known = await self._uploaded_before(await in_thread(file.sha256))
             if known is not None:
                 return known
         request = Request.creating(f"{API}/checkpoints", file.chunks, _SAFETENSORS, {"name": name})
@@ -274,7 +285,7 @@ class AsyncCheckpoints(AsyncResource):
         return AsyncCheckpoint(self._transport, data)
 
     async def upload(self, path: str | Path, *, name: str | None = None) -> AsyncCheckpoint:
-        """Send a safetensors file that says in its metadata which network its weights are of."""
+        """Upload a safetensors file that has the network of its weights in the metadata."""
         source = Path(path)
         with await in_thread(lambda: source.open("rb")) as file:
             params = {"name": name or source.name}
@@ -283,19 +294,19 @@ class AsyncCheckpoints(AsyncResource):
             data = self._transport.decode(await self._transport.send(request))
         return AsyncCheckpoint(self._transport, data)
 
-    async def _sent_before(self, sha256: str) -> AsyncCheckpoint | None:
+    async def _uploaded_before(self, sha256: str) -> AsyncCheckpoint | None:
         for entry in (await self._transport.get("/checkpoints", {"sha256": sha256}))["data"]:
             if entry["state"] == "complete":
                 return AsyncCheckpoint(self._transport, entry)
         return None
 
     async def get(self, checkpoint_id: str) -> AsyncCheckpoint:
-        """Read one checkpoint."""
+        """Fetch one checkpoint."""
         data = await self._transport.get(f"/checkpoints/{id_in_path(checkpoint_id, 'checkpoint')}")
         return AsyncCheckpoint(self._transport, data)
 
     async def list(self, job_id: str | None = None) -> list[AsyncCheckpoint]:
-        """The checkpoints of a job, in the order of their steps; of all jobs, newest first."""
+        """List the checkpoints of a job ordered by step, or of all jobs, newest first."""
         if job_id is not None:
             return await AsyncJob(self._transport, {"id": job_id}).checkpoints()
         entries = await self._transport.all("/checkpoints")
@@ -310,7 +321,7 @@ class AsyncDevices(AsyncResource):
     """The hardware of all workers."""
 
     async def list(self) -> list[AsyncRecord]:
-        """Each device, what it can do, and who has it."""
+        """List the devices with their capabilities and current job."""
         return await self._all("/devices")
 
 
@@ -318,31 +329,31 @@ class AsyncWorkers(AsyncResource):
     """The machines that run jobs."""
 
     async def list(self) -> list[AsyncRecord]:
-        """Each worker and its state."""
+        """List the workers with their state."""
         return await self._all("/workers")
 
     async def drain(self, worker_id: str) -> AsyncRecord:
-        """Let a worker finish what it runs and take nothing new."""
+        """Drain a worker: it finishes its running jobs and accepts no new ones."""
         return AsyncRecord(
             self._transport,
             await self._transport.post(f"/workers/{quote(worker_id, safe='')}/drain"),
         )
 
     async def delete(self, worker_id: str) -> None:
-        """Remove a worker that was stopped or is lost, and its devices, from the lists."""
+        """Remove a stopped or lost worker and its devices from the lists."""
         await self._transport.delete(f"/workers/{worker_id}")
 
 
 class AsyncKeys(AsyncResource):
-    """API keys; needs the scope ``admin``."""
+    """The API keys. Requires the scope ``admin``."""
 
     async def create(self, name: str, scopes: Sequence[str], owner: str) -> AsyncRecord:
-        """Make a key. Its text is in the answer, this once."""
+        """Create a key. Only this response contains the key itself."""
         body = {"name": name, "scopes": list(scopes), "owner": owner}
         return AsyncRecord(self._transport, await self._transport.create("/keys", body))
 
     async def list(self) -> list[AsyncRecord]:
-        """All keys, without their texts."""
+        """List all keys, without the keys themselves."""
         return await self._all("/keys")
 
     async def delete(self, key_id: str) -> None:
@@ -351,34 +362,34 @@ class AsyncKeys(AsyncResource):
 
 
 class AsyncWebhooks(AsyncResource):
-    """Addresses that are told when jobs move."""
+    """The webhooks, which receive job events over HTTP."""
 
     async def create(
         self, url: str, events: Sequence[str] = (), labels: Mapping[str, str] | None = None
     ) -> AsyncRecord:
-        """Make one. The secret of its signatures is in the answer, this once.
+        """Create a webhook. Only this response contains the signing secret.
 
         Args:
-            url: where messages are posted to.
-            events: types of message, such as ``job.failed``; empty: all.
-            labels: only of jobs that have all of these.
+            url: the URL to which messages are posted.
+            events: message types, such as ``job.failed``. Empty: all.
+            labels: only for jobs with all of these labels.
         """
         body = {"url": url, "events": list(events), "labels": dict(labels or {})}
         return AsyncRecord(self._transport, await self._transport.create("/webhooks", body))
 
     async def get(self, webhook_id: str) -> AsyncRecord:
-        """Read one webhook."""
+        """Fetch one webhook."""
         return AsyncRecord(
             self._transport,
             await self._transport.get(f"/webhooks/{id_in_path(webhook_id, 'webhook')}"),
         )
 
     async def deliveries(self, webhook_id: str) -> list[AsyncRecord]:
-        """What was sent to a webhook, newest first."""
+        """List the deliveries of a webhook, newest first."""
         return await self._all(f"/webhooks/{id_in_path(webhook_id, 'webhook')}/deliveries")
 
     async def list(self) -> list[AsyncRecord]:
-        """All webhooks, without their secrets."""
+        """List all webhooks, without their secrets."""
         return await self._all("/webhooks")
 
     async def delete(self, webhook_id: str) -> None:
@@ -387,27 +398,27 @@ class AsyncWebhooks(AsyncResource):
 
 
 class AsyncCatalog(AsyncResource):
-    """What the engine knows."""
+    """The catalog of the engine: layers, losses, optimizers and more."""
 
     async def get(self, section: str) -> list[dict[str, Any]]:
-        """The entries of ``layers``, ``losses``, ``optimizers``, ``metrics`` or ``datasets``."""
+        """Return the entries of a section, such as ``layers``, ``losses`` or ``optimizers``."""
         return (await self._transport.get(f"/catalog/{section}"))["entries"]
 
 
 class AsyncQuotas(AsyncResource):
-    """What owners may use."""
+    """The quotas of owners."""
 
     async def get(self, owner: str | None = None) -> AsyncRecord:
-        """The limits and the use of an owner: one's own, or with the scope ``admin`` another's."""
+        """Fetch the limits and usage of an owner. Default: your own; others require ``admin``."""
         return AsyncRecord(self._transport, await self._transport.get("/quotas", {"owner": owner}))
 
     async def put(self, owner: str, **limits: float | None) -> AsyncRecord:
-        """Replace an owner's limits; needs ``admin``. What is left out is the settings'.
+        """Replace the limits of an owner. Requires the scope ``admin``.
 
         Args:
-            owner: whose.
+            owner: the owner.
             limits: ``queued_jobs``, ``running_jobs``, ``devices``, ``storage_bytes``, ``uploads``,
-                ``streams``, ``requests_per_s``.
+                ``streams``, ``requests_per_s``. Unset limits have the default of the settings.
         """
         return AsyncRecord(
             self._transport, await self._transport.put("/quotas", {"owner": owner, **limits})

@@ -1,4 +1,4 @@
-"""How a job ended, and what came of it: outputs, samples, checkpoints, files."""
+"""The results of a job: state, outputs, samples, checkpoints and artifacts."""
 
 import re
 from collections.abc import Sequence
@@ -16,95 +16,103 @@ _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 
 
 class AsyncResults(AsyncRecord):
-    """What a job ends with."""
+    """The result methods of a job."""
 
     @property
     def state(self) -> str:
-        """``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or ended.
+        """The state of the job.
 
-        Ended is ``succeeded``, ``failed``, ``cancelled``.
+        One of ``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or a
+        final state: ``succeeded``, ``failed``, ``cancelled``.
         """
         return self.data["state"]
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is succeeded, failed or cancelled."""
+        """Whether the job has succeeded, failed or been canceled."""
         return self.state in ENDINGS
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """Why it failed."""
+        """Why the job failed. None if it has not failed."""
         return self.data.get("error")
 
     def raise_if_unsuccessful(self) -> None:
-        """Raise `JobFailed` or `JobCancelled` if that is how it ended."""
+        """Raise `JobFailed` or `JobCancelled` if the job ended that way."""
         if self.state == "failed":
             raise JobFailed(self.id, self.error or {})
         if self.state == "cancelled":
-            raise JobCancelled(f"{self.id} was cancelled")
+            raise JobCancelled(f"{self.id} was canceled")
 
     async def refresh(self) -> Self:
-        """Read it anew."""
+        """Fetch the current state of the job."""
         await self._fetch()
         return self
 
     async def result(self) -> Any:
-        """The small result of an inference job that has ended; None if it is only a file."""
+        """Return the ``result`` of an ended job. None if the result is only in the artifacts.
+
+        Raises:
+            JobFailed: the job failed.
+            JobCancelled: the job was canceled.
+        """
         if not self.has_ended:
             await self.refresh()
         self.raise_if_unsuccessful()
         return self.data.get("result")
 
     async def outputs(self) -> dict[str, Array]:
-        """The tensors of an inference job, named ``<layer>/<field>``.
+        """Return the outputs of an inference job, named ``<layer>/<field>``.
 
-        Beside ``<layer>/id`` there is ``<layer>/class`` where the classes have names.
+        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``.
         """
         return read_outputs(await self.artifact("outputs.safetensors"))
 
     async def artifact(self, name: str) -> bytes:
-        """The bytes of one file it made."""
+        """Return the bytes of one artifact."""
         return await self._transport.download(f"{self.path}/artifacts/{quote(name, safe='')}")
 
     async def sampled_steps(self) -> list[int]:
-        """The steps after which an evaluation kept sample predictions."""
+        """Return the steps whose evaluation stored sample predictions."""
         return await self._kept_steps("samples")
 
     async def samples(self, step: int | None = None) -> dict[str, Array]:
-        """What the network said of the sampled validation rows: outputs and targets by name.
+        """Return sample predictions on validation rows: outputs and targets by name.
 
-        ``row`` has the rows' numbers. The job's ``evaluate`` says how many: ``{"samples": 8}``.
+        ``row`` has the row numbers. Set the number of samples in the spec:
+        ``"evaluate": {"samples": 8}``.
 
         Args:
-            step: of the evaluation after this step; left out, of the newest.
+            step: the step of the evaluation. Default: the newest evaluation.
 
         Raises:
-            APIError: no evaluation has kept any.
+            APIError: no evaluation has stored samples.
         """
         return await self._kept("samples", step)
 
     async def metric_tensors(self, step: int | None = None) -> dict[str, Array]:
-        """What the metrics of an evaluation gave that is no single number, by the metric's name.
+        """Return the non-scalar metrics of an evaluation, by metric name.
 
-        A confusion matrix of shape [classes, classes]; the curves of a ROC as ``roc/0``, ``roc/1``.
+        For example, a confusion matrix of shape [classes, classes], or the curves of a ROC as
+        ``roc/0``, ``roc/1``.
 
         Args:
-            step: of the evaluation after this step; left out, of the newest.
+            step: the step of the evaluation. Default: the newest evaluation.
 
         Raises:
-            APIError: no evaluation has kept any.
+            APIError: no evaluation has stored metric tensors.
         """
         return await self._kept("metrics", step)
 
     async def metric_tensor_steps(self) -> list[int]:
-        """The steps after which an evaluation kept tensors of metrics."""
+        """Return the steps whose evaluation stored metric tensors."""
         return await self._kept_steps("metrics")
 
     async def _kept(self, what: str, step: int | None) -> dict[str, Array]:
         if step is None:
             steps = await self._kept_steps(what)
             if not steps:
-                raise APIError(f"{self.id} has kept no {what} yet")
+                raise APIError(f"{self.id} has stored no {what} yet")
             step = steps[-1]
         return read_tensors(await self.artifact(f"{what}-{step}.safetensors"))
 
@@ -113,7 +121,7 @@ class AsyncResults(AsyncRecord):
         return sorted(int(name[2]) for name in found if name is not None and name[1] == what)
 
     async def artifacts(self) -> list[AsyncRecord]:
-        """The files it made."""
+        """List the artifacts of the job."""
         entries = await self._transport.all(f"{self.path}/artifacts")
         return [AsyncRecord(self._transport, entry) for entry in entries]
 
@@ -125,13 +133,13 @@ class AsyncResults(AsyncRecord):
         step: int | None = None,
         phase: Phase | None = None,
     ) -> list[AsyncRecord]:
-        """Which tensors were kept whole or in part: layer, kind, step, shape, size.
+        """List the captured tensors: layer, kind, step, shape and size in bytes.
 
         Args:
             layer: a glob over names.
             kind: ``output``, ``param`` …
-            step: of this step only.
-            phase: of training steps, or of evaluations.
+            step: only this step.
+            phase: only ``train`` or only ``evaluate``.
         """
         params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
         entries = await self._transport.all(f"{self.path}/captures", params)
@@ -140,15 +148,15 @@ class AsyncResults(AsyncRecord):
     async def tensors(
         self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
     ) -> dict[str, Array]:
-        """Several captured tensors of one step in one request.
+        """Fetch several captured tensors of one step in one request.
 
         Args:
-            names: as ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
-            step: which one.
-            phase: of a training step, or of an evaluation.
+            names: names of the form ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
+            step: the step, or ``"latest"``.
+            phase: ``train`` or ``evaluate``.
 
         Raises:
-            NotFoundError: one was not captured at that step.
+            NotFoundError: one of the tensors was not captured at this step.
         """
         params = {"name": list(names), "step": step, "phase": phase}
         return read_tensors(await self._transport.download(f"{self.path}/tensors", params))
@@ -156,26 +164,27 @@ class AsyncResults(AsyncRecord):
     async def best_checkpoint(
         self, metric: str = "validation/loss", mode: Literal["min", "max"] | None = None
     ) -> AsyncCheckpoint:
-        """Of its complete checkpoints the one with the best value of a metric.
+        """Return the complete checkpoint with the best value of a metric.
 
         Args:
-            metric: one that it had reported by then.
-            mode: whether less is better (``min``) or more (``max``). Default: what the name of the
-                metric tells: less of a loss or an error, more of an accuracy or a score.
+            metric: the name of the metric.
+            mode: ``min`` if lower is better, ``max`` if higher is better. Default: inferred from
+                the metric's name: ``min`` for a loss or an error, ``max`` for an accuracy or a
+                score.
 
         Raises:
-            ValueError: ``mode`` is unset, and the metric's name does not tell.
-            APIError: none has this metric as a finite number.
+            ValueError: ``mode`` is unset and cannot be inferred from the metric's name.
+            APIError: no checkpoint has a finite value of this metric.
         """
         mode = mode or direction_of(metric)
         if mode is None:
-            detail = f"mode: the name of {metric!r} does not tell whether less or more is better;"
-            raise ValueError(f"{detail} give mode='min' or mode='max'")
+            detail = f"mode cannot be inferred from the metric name {metric!r}"
+            raise ValueError(f"{detail}: set mode='min' or mode='max'")
         best: tuple[float, AsyncCheckpoint] | None = None
         sign = 1 if mode == "min" else -1
         for one in await self.checkpoints():
             value = one.metrics.get(metric)
-            if not isinstance(value, (int, float)):  # none, or one that is no number
+            if not isinstance(value, (int, float)):  # missing, NaN or Inf
                 continue
             if best is None or sign * value < best[0]:
                 best = sign * value, one
@@ -184,30 +193,30 @@ class AsyncResults(AsyncRecord):
         return best[1]
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
-        """Its checkpoints, in the order of their steps."""
+        """List the checkpoints of the job, ordered by step."""
         entries = await self._transport.all(f"{self.path}/checkpoints")
         found = [AsyncCheckpoint(self._transport, entry) for entry in entries]
         return sorted(found, key=lambda checkpoint: checkpoint.data.get("step", 0))
 
     async def weights(self) -> dict[str, Array]:
-        """The weights of its newest checkpoint, by torch's parameter names."""
+        """Return the weights of the newest checkpoint, by torch parameter name."""
         return await (await self._newest()).weights()
 
     async def state_dict(self) -> dict[str, Any]:
-        """The weights of its newest checkpoint as torch tensors, by the trained module's names.
+        """Return the weights of the newest checkpoint as torch tensors, by module parameter name.
 
-        ``module.load_state_dict(await job.state_dict())``, for a module that uses all that it
-        has; see `load_into`.
+        Use as ``module.load_state_dict(await job.state_dict())``. If the module has parameters
+        that ``forward`` never uses, use `load_into` instead.
         """
         return await (await self._newest()).state_dict()
 
     async def load_into(self, module: Any) -> None:
-        """Put the weights of its newest checkpoint back into the torch module that was trained.
+        """Load the weights of the newest checkpoint into the torch module that was trained.
 
-        What the module has and never uses stays as it is.
+        Parameters that ``forward`` never uses are left unchanged.
 
         Raises:
-            ValueError: it is another module.
+            ValueError: the module lacks a parameter or has another shape.
         """
         await (await self._newest()).load_into(module)
 

@@ -1,4 +1,4 @@
-"""The events of jobs as they happen: reconnects by itself, loses and doubles nothing."""
+"""Live events of jobs, with automatic reconnection and exactly-once delivery."""
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -15,20 +15,20 @@ from glasshouse.client.sse import Decoder, Message
 from glasshouse.errors import APIConnectionError, APIStatusError
 
 SILENCE_S = 45.0
-"""A stream without even a ping (due every 15 s) for this long is taken for dead."""
+"""Read timeout of a stream, on which the service sends a ping every 15 s."""
 ONE = ""
-"""Stands for the job of a stream of one."""
-_WORTH_ANOTHER_TRY = frozenset({408, 409, 429, 500, 502, 503, 504})
+"""The key that stands for the job in a stream of one job."""
+_RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class AsyncEventStream:
-    """The events of one job or several, each once and in order, until all have ended.
+    """The events of one or several jobs, in order and without duplicates, until all have ended.
 
-    After an event ``attempt`` with a ``resumed_from_step`` the steps from that one on come again,
-    from an attempt that goes on from a checkpoint: what is kept of them should be dropped then.
-    A stream that is begun later does not show what gave way.
+    When an attempt resumes from a checkpoint, the stream has an event ``attempt`` with
+    ``resumed_from_step``. The steps from there on are repeated: discard what you have stored of
+    them. A stream that starts later does not contain the superseded events.
 
-    Iterate over it; leave the loop, or the ``with`` block, to close the connection.
+    Iterate over the stream. Leaving the loop or the ``with`` block closes the connection.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class AsyncEventStream:
 
     @property
     def last_seq(self) -> int:
-        """The newest event that was given out; pass it as ``after`` to go on from there."""
+        """The ``seq`` of the last event received. Pass it as ``after`` to continue from there."""
         return max(self._seqs.values())
 
     @property
     def last_seqs(self) -> dict[str, int]:
-        """Of a stream of several jobs: the newest event of each, to be passed as ``after``."""
+        """For a stream of several jobs: the last ``seq`` by job id, to be passed as ``after``."""
         return dict(self._seqs)
 
     async def __aiter__(self) -> AsyncGenerator[AnyEvent]:
@@ -69,7 +69,7 @@ class AsyncEventStream:
             yield read_event(record)
 
     def records(self) -> AsyncGenerator[dict[str, Any]]:
-        """Iterate over the events as the service sent them, in its JSON."""
+        """Iterate over the events as the JSON objects that the service sends."""
         return self._events
 
     async def __aenter__(self) -> Self:
@@ -84,7 +84,7 @@ class AsyncEventStream:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; iterating ends."""
+        """Close the connection and end the iteration."""
         await self._events.aclose()
 
     async def _run(self) -> AsyncGenerator[dict[str, Any]]:
@@ -99,15 +99,15 @@ class AsyncEventStream:
                             yield record
                         if self._is_over(record):
                             return
-                if not self._connected:  # 204: the job has ended and all its events were given
+                if not self._connected:  # 204: the job has ended and there are no more events
                     return
             except (APIStatusError, APIConnectionError) as error:
-                self._raise_if_hopeless(error)
+                self._raise_if_permanent(error)
             await sleep(self._delay(failures))
             failures += 1
 
     def _is_over(self, record: dict[str, Any]) -> bool:
-        """Whether this event is the last of all."""
+        """Whether this is the last event of the stream."""
         if record["type"] == "end":
             self._ended.add(self._key(record))
         return self._ended >= self._seqs.keys()
@@ -115,8 +115,8 @@ class AsyncEventStream:
     def _key(self, record: dict[str, Any]) -> str:
         return str(record.get("job")) if self._many else ONE
 
-    def _raise_if_hopeless(self, error: APIStatusError | APIConnectionError) -> None:
-        if isinstance(error, APIStatusError) and error.status_code not in _WORTH_ANOTHER_TRY:
+    def _raise_if_permanent(self, error: APIStatusError | APIConnectionError) -> None:
+        if isinstance(error, APIStatusError) and error.status_code not in _RETRYABLE:
             raise error
         if self._connected:
             self._seen_at = time.monotonic()
@@ -124,13 +124,13 @@ class AsyncEventStream:
             raise error
 
     def _delay(self, failures: int) -> float:
-        """A cut stream is picked up almost at once; one that stays away is asked ever less."""
+        """Seconds before the next connection: short at first, then with exponential backoff."""
         if failures == 0:
             return min(self._retry_s or 0.05, 1.0)
         return max(self._retry_s or 0.0, backoff(failures - 1))
 
     async def _connection(self) -> AsyncGenerator[dict[str, Any]]:
-        """One connection: its new events, in order."""
+        """The new events of one connection, in order."""
         self._connected = False
         async with self._transport.open(self._request()) as response:
             if response.status_code == 204:
@@ -150,7 +150,7 @@ class AsyncEventStream:
         params: dict[str, Any] = {"after": cursor}
         if self._many:
             params["job"] = list(self._seqs)
-        if self._types is not None:  # 'end' too: without it the stream would not know it is over
+        if self._types is not None:  # 'end' is needed to detect the end of the stream
             params["types"] = ",".join(sorted(self._types | {"end"}))
         if self._attempt is not None:
             params["attempt"] = self._attempt
@@ -165,7 +165,7 @@ class AsyncEventStream:
         return ",".join(f"{job}:{seq}" for job, seq in self._seqs.items())
 
     def _new(self, message: Message) -> dict[str, Any] | None:
-        """The event of a message, unless it was given out before or is none (``hello``)."""
+        """The event of a message; None for duplicates and for ``hello``."""
         if message.event == "hello":
             return None
         data: Any = jsonio.loads(message.data)

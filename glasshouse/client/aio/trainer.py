@@ -1,4 +1,4 @@
-"""What `AsyncClient.train` does before it submits: data and modules go to the service, once."""
+"""The implementation of `AsyncClient.train`: upload data and weights, then build the spec."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
 
 
 class AsyncTrainer:
-    """Makes a spec of whatever a user trains and trains on."""
+    """Builds training specs from networks and data of any supported type."""
 
     def __init__(self, datasets: AsyncDatasets, checkpoints: AsyncCheckpoints) -> None:
         self._datasets = datasets
         self._checkpoints = checkpoints
 
     async def spec(self, network: Any, data: Any, options: TrainOptions) -> Document:
-        """The spec, after what it names has been sent.
+        """Upload what the spec refers to and return the spec.
 
         Raises:
-            TypeError: an option is unknown, missing, or nothing that a spec can say.
-            ValueError: the data does not fit together.
-            CannotTrace: no graph can say what a module does.
+            TypeError: an option is unknown, missing or of a type that a spec cannot express.
+            ValueError: the data is inconsistent.
+            CannotTrace: the module cannot be expressed as a graph.
         """
         taken = accept(network, data, options)
         options = taken.options
         check_options(network, options)
         described = await self._data(taken.data, arguments_of(network), options)
         if is_module(network):
-            traced, begin = await self._send_module(network, described, options)
+            traced, begin = await self._upload_module(network, described, options)
             network = with_rates(traced.graph, traced.weights, taken.rates)
             options["init"] = begin
         return train_spec(network, described, options)
 
-    async def _send_module(
+    async def _upload_module(
         self, module: Any, data: Document, options: TrainOptions
     ) -> "tuple[Traced, Document]":
-        """Read a module as a graph and send its weights; gives the graph and what to begin with."""
+        """Trace a module and upload its weights; return the trace and ``init`` of the spec."""
         from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
 
         dataset = await self._datasets.get(data["train"]["dataset"])
@@ -70,14 +70,14 @@ class AsyncTrainer:
         longest, asked = limit.get("max_length"), options.get("inputs")
         traced, inputs = await in_thread(lambda: trace_for(module, fields, longest, asked))
         read = {name.partition(".")[0] for name in inputs.values()}
-        sent = await self._checkpoints.create(
+        checkpoint = await self._checkpoints.create(
             traced.weights,
             traced.graph,
             {name: field for name, field in fields.items() if name in read},
             name=type(module).__name__,
             reuse=True,
         )
-        return traced, {"checkpoint": sent.id}
+        return traced, {"checkpoint": checkpoint.id}
 
     async def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
         if _is_several(data):
@@ -90,13 +90,13 @@ class AsyncTrainer:
         if "fields" in options:
             described = {**described, "fields": as_document(options["fields"])}
         if "fields" not in described:
-            raise ValueError("say how the columns are read: fields={name: {'type': …}, …}")
+            raise ValueError("data has no fields: set fields={name: {'type': …}, …}")
         return described
 
     async def _stored(
         self, data: str | AsyncDataset, arguments: Sequence[str], options: TrainOptions
     ) -> Document:
-        """A dataset of the service."""
+        """``data`` of the spec for a dataset of the service."""
         dataset = data if isinstance(data, AsyncDataset) else await self._datasets.named(data)
         dataset = await dataset.wait()
         fields: Document = {}
@@ -114,7 +114,7 @@ class AsyncTrainer:
     async def _uploaded(
         self, data: Any, arguments: Sequence[str], options: TrainOptions
     ) -> Document:
-        """Arrays, a frame or a torch dataset as datasets of the service, uploaded once."""
+        """``data`` of the spec for arrays, a frame or a torch dataset, which is uploaded once."""
         splits, fields = await in_thread(lambda: _read(data, arguments, options))
         name = options.get("name")
         if not is_ragged(splits) or len(splits) == 1:
@@ -129,23 +129,23 @@ class AsyncTrainer:
     async def _several(
         self, data: list[str | AsyncDataset], arguments: Sequence[str], options: TrainOptions
     ) -> Document:
-        """Several datasets to train on as one; the first says how columns are read."""
+        """``data`` of the spec for several datasets; the fields are those of the first."""
         validation = options.get("validation")
         first, *others = [await self._data(item, arguments, options) for item in data]
         if isinstance(validation, float):
-            detail = "of several datasets no fraction can be held back"
-            raise ValueError(f"{detail}: give each a fraction in data={{'train': [...]}}")
+            detail = "validation cannot be a fraction of several datasets"
+            raise ValueError(f"{detail}: set a fraction for each in data={{'train': [...]}}")
         train = [first["train"], *(item["train"] for item in others)]
         return {**first, "train": train, "fields": for_all([first, *others])}
 
 
 def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[Splits, Document]:
-    """The columns of what lies in memory, and the fields that read them."""
+    """The columns of in-memory data, and the fields that read them."""
     label, validation = options.get("label"), options.get("validation")
     columns, fields = as_columns(data, label, arguments)
     held_back = validation is None or isinstance(validation, (float, str))
-    judged = None if held_back else as_columns(validation, label, arguments)[0]
-    splits = read_splits(columns, judged)
+    validating = None if held_back else as_columns(validation, label, arguments)[0]
+    splits = read_splits(columns, validating)
     derived = derive_fields(splits, arguments, label) if fields is None else fields
     return splits, as_document(options.get("fields", derived))
 

@@ -1,4 +1,4 @@
-"""One request and its answer: key, timeouts, retries, and errors of the right class."""
+"""The HTTP transport: authentication, timeouts, retries and error classes."""
 
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -43,7 +43,7 @@ class AsyncTransport:
         self.max_retries = max_retries
         self._sleep: Callable[[float], Awaitable[None]] = sleep
         self._owns_http = owns_http
-        # a stream holds its connection for as long as its job runs: none may use up the others
+        # each stream holds a connection while its job runs: do not limit the connections
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         self._http = http or httpx2.AsyncClient(limits=limits, trust_env=not address.is_local)
         self._headers = {
@@ -54,28 +54,28 @@ class AsyncTransport:
             self._headers["Authorization"] = f"Bearer {address.api_key}"
 
     def with_options(self, timeout_s: float | None, max_retries: int | None) -> Self:
-        """Other options over the same connections, which stay this one's to close."""
-        made = type(self)(
+        """Return a copy with other options that shares, but does not own, the connections."""
+        copy = type(self)(
             self.address,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             max_retries=self.max_retries if max_retries is None else max_retries,
             http=self._http,
             owns_http=False,
         )
-        made._sleep = self._sleep
-        return made
+        copy._sleep = self._sleep
+        return copy
 
     async def close(self) -> None:
-        """Close the connections, unless they are somebody else's."""
+        """Close the connections if this transport owns them."""
         if self._owns_http:
             await self._http.aclose()
 
     async def send(self, request: Request) -> httpx2.Response:
-        """Send a request and read the whole answer; 304 is an answer, not an error.
+        """Send a request and read the complete response. 304 is not an error.
 
         Raises:
-            APIConnectionError: the service could not be reached, or not in time.
-            APIStatusError: it answered with an error.
+            APIConnectionError: the service is unreachable or timed out.
+            APIStatusError: the service responded with an error.
         """
         async with self.open(request) as response:
             await response.aread()
@@ -83,7 +83,7 @@ class AsyncTransport:
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncGenerator[httpx2.Response]:
-        """Send a request and give its answer with the body unread. Errors as in `send`."""
+        """Send a request and yield the response before its body is read. Raises as `send`."""
         response = await self._send_with_retries(request)
         try:
             yield response
@@ -97,18 +97,18 @@ class AsyncTransport:
         return self.decode(await self.send(Request("GET", API + path, params or {})))
 
     async def post(self, path: str, body: Any = None, params: Params | None = None) -> Any:
-        """POST an action; what creates something goes through `create`."""
+        """POST an action. Use `create` for requests that create a resource."""
         request = with_json(Request("POST", API + path, params or {}), body)
         return self.decode(await self.send(request))
 
     async def create(self, path: str, body: Any, params: Params | None = None) -> Any:
-        """POST something new, once."""
+        """POST a new resource, with an idempotency key."""
         encoded = jsonio.dumps(body).encode()
         request = Request.creating(API + path, encoded, "application/json", params or {})
         return self.decode(await self.send(request))
 
     async def put(self, path: str, body: Any) -> Any:
-        """PUT a whole document in the place of another."""
+        """PUT a complete document."""
         return self.decode(await self.send(with_json(Request("PUT", API + path), body)))
 
     async def patch(self, path: str, body: Any) -> Any:
@@ -117,22 +117,22 @@ class AsyncTransport:
         return self.decode(await self.send(request))
 
     async def delete(self, path: str) -> Any:
-        """DELETE; gives what is answered, if anything is."""
+        """DELETE; return the decoded response, if it has a body."""
         return self.decode(await self.send(Request("DELETE", API + path)))
 
     async def download(self, path: str, params: Params | None = None) -> bytes:
-        """The bytes of an answer, checked to be as many as announced."""
+        """Download bytes and check that their number matches Content-Length."""
         response = await self.send(Request("GET", API + path, params or {}, {"Accept": "*/*"}))
         announced = response.headers.get("content-length")
         encoded = "content-encoding" in response.headers
         if announced is not None and not encoded and int(announced) != len(response.content):
-            raise APIError(f"{path}: {len(response.content)} of {announced} bytes came")
+            raise APIError(f"{path}: received {len(response.content)} of {announced} bytes")
         return response.content
 
     async def pages(
         self, path: str, params: Params | None = None
     ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Walk a list from its first page to its last."""
+        """Iterate over the pages of a list."""
         asked = dict(params or {})
         while True:
             page = await self.get(path, asked)
@@ -142,11 +142,11 @@ class AsyncTransport:
             asked["after"] = page["next"]
 
     async def all(self, path: str, params: Params | None = None) -> list[dict[str, Any]]:
-        """The entries of all pages of a list."""
+        """Return the entries of all pages of a list."""
         return [entry async for page in self.pages(path, params) for entry in page]
 
     def decode(self, response: httpx2.Response) -> Any:
-        """Read the JSON of an answer; None when it has no body."""
+        """Decode the JSON of a response; None if it has no body."""
         if not response.content:
             return None
         try:
@@ -154,8 +154,8 @@ class AsyncTransport:
         except ValueError as cause:
             kind = response.headers.get("content-type", "no media type")
             raise APIError(
-                f"{response.request.url} answered with {kind}, which is not JSON; "
-                f"is {self.address.url} the address of a Glasshouse service?"
+                f"{response.request.url} responded with {kind} instead of JSON. "
+                f"Is {self.address.url} the address of a Glasshouse service?"
             ) from cause
 
     async def _send_with_retries(self, request: Request) -> httpx2.Response:
@@ -199,6 +199,6 @@ class AsyncTransport:
     def _connection_error(self, cause: httpx2.TransportError) -> APIConnectionError:
         reason = str(cause) or type(cause).__name__
         if isinstance(cause, httpx2.TimeoutException):
-            return APITimeoutError(f"{self.address.url} did not answer in time ({reason})")
-        hint = "; is it running? Start it with 'glasshouse up'" if self.address.is_local else ""
-        return APIConnectionError(f"{self.address.url} could not be reached ({reason}){hint}")
+            return APITimeoutError(f"{self.address.url} did not respond in time ({reason})")
+        hint = ". Is it running? Start it with 'glasshouse up'" if self.address.is_local else ""
+        return APIConnectionError(f"{self.address.url} is unreachable ({reason}){hint}")

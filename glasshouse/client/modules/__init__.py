@@ -1,7 +1,8 @@
-"""A user's own ``nn.Module`` as a graph of layers. The only torch in the client.
+"""Conversion of a user's ``nn.Module`` to a graph of layers.
 
-Everything here is imported when a module is given, and not before: the client needs no torch. The
-service never sees the module's code, only the graph and the weights.
+This is the only package of the client that imports torch. It is imported when a module is passed,
+so the client works without torch. The service receives only the graph and the weights, never the
+code of the module.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Functions that torch.nn has as layers: activations, pools, dropouts, paddings."""
+"""Functions that torch.nn also has as modules: activations, pooling, dropout, padding."""
 
 import inspect
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What torch's functions and methods become: each a small function that draws layers.
+"""Converters for torch functions and methods, each of which adds layers to the graph.
 
 The first argument is where to draw; the others are torch's own, under torch's names. A tensor among
 them is a `Ref` or a `Fixed`; a size that differs from batch to batch a `Varying`.
@@ -32,7 +32,7 @@ def known(*names: str) -> Callable[[Draw], Draw]:
 
 
 def name_of(target: Any) -> str | None:
-    """The name under which a function of torch or of ``operator`` is known; None: it is another."""
+    """The registered name of a function of torch or ``operator``; None if it is not supported."""
     return _names().get(id(target))
 
 
@@ -50,7 +50,7 @@ def _names() -> dict[int, str]:
 
 
 def _plain(name: str) -> str:
-    """The name without the mark of what works in place, be it torch's or Python's."""
+    """The name without the in-place marker of torch or Python."""
     if name in ("and_", "or_", "not_"):
         return name
     bare = name.rstrip("_")
@@ -63,7 +63,7 @@ _IN_PLACE = ("add", "sub", "mul", "truediv", "matmul", "pow")
 
 
 def plain_name(method: str) -> str:
-    """The name under which a method is known."""
+    """The registered name of a method."""
     return _plain(method.strip("_") if method.startswith("__") else method)
 
 
@@ -165,7 +165,7 @@ _pair("logical_or", "or_")
 @known("invert", "bitwise_not")
 def _invert(to: Caller, input: Any) -> Ref:  # noqa: A002
     if to.dtype_before(input) is not torch.bool:
-        raise Stopped("~ of what is no boolean")
+        raise Stopped("~ of a tensor that is not boolean")
     return to.layer("logical_not", input)
 
 
@@ -199,7 +199,7 @@ def _clamp_max(to: Caller, input: Any, max: Any) -> Ref:  # noqa: A002
 
 @known("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
 def _reshape(to: Caller, input: Any, *_: Any, **__: Any) -> Ref:  # noqa: A002
-    """The shape that came out says it all; the arguments may be sizes of the batch."""
+    """Uses only the result's shape, because the arguments may be sizes of the batch."""
     return to.reshaped(input)
 
 
@@ -241,7 +241,7 @@ def _typed(to: Caller, input: Any, *_: Any, **__: Any) -> Any:  # noqa: A002
         return input
     if after is torch.float32 and not before.is_floating_point:
         return to.layer("mul", input, other=1.0)
-    raise Stopped(f"it makes {after} of {before}, and no layer can")
+    raise Stopped(f"a conversion from {before} to {after} is not supported in a graph")
 
 
 @known("bool")
@@ -367,11 +367,11 @@ def _amax(to: Caller, input: Any, dim: Any = (), keepdim: bool = False) -> Ref: 
 
 @known("max", "min")
 def _most(to: Caller, input: Any, dim: Any = None, keepdim: bool = False) -> Any:  # noqa: A002
-    """Of equal ones torch's gradient goes to the one that its index names."""
+    """For equal values, torch sends the gradient to the one at the returned index."""
     if isinstance(dim, (Ref, Fixed)):
         return to.layer("maximum" if to.name == "max" else "minimum", input, dim)
     if not isinstance(dim, int):
-        raise Stopped(f"{to.name} over all values: say which axis")
+        raise Stopped(f"{to.name} over all values: set dim")
     towards = input if to.name == "max" else to.layer("neg", input)
     index = to.layer("argmax", towards, dim=dim, keepdim=True)
     value = to.layer("gather", input, index, dim=dim)

@@ -1,4 +1,4 @@
-"""Whether a graph does what the module does: outputs in both modes, and gradients."""
+"""Comparison of a graph with its module: outputs in training and evaluation mode, and gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,15 +21,15 @@ def compare(
     samples: Sequence[Mapping[str, Tensor]],
     inputs: Mapping[str, str],
 ) -> None:
-    """Run both on the samples.
+    """Run the module and the graph on the samples and compare them.
 
     Raises:
-        CannotTrace: they differ. Then the module does something that a trace does not show.
+        CannotTrace: they differ, so the module does something that the trace does not show.
     """
     rebuilt = Rebuilt(graph)
     rebuilt.load_state_dict(dict(weights))
     rebuilt.to(next(iter(samples[0].values())).device)
-    for mode in (False, True):  # training last: it moves running statistics
+    for mode in (False, True):  # training last: it updates running statistics
         for sample in samples:
             module.train(mode)
             rebuilt.train(mode)
@@ -50,7 +50,7 @@ def _run(work: Any) -> list[Tensor]:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """What a module returned, as a list."""
+    """The output of a module as a list of tensors."""
     values: Any = output.values() if isinstance(output, dict) else output  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return [values] if isinstance(values, Tensor) else list(values)
 
@@ -60,9 +60,9 @@ def _check_outputs(mine: list[Tensor], theirs: list[Tensor], *, mode: bool) -> N
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         if one.shape != other.shape or not _is_close(one, other):
             raise CannotTrace(
-                f"{when}, output {number} of the graph is not the module's: forward() does what "
-                "its trace does not show, such as a branch on self.training or on an attribute "
-                "that changes, numpy, or random numbers"
+                f"{when}, output {number} of the graph differs from that of the module: forward() "
+                "does something that the trace does not show, such as a branch on self.training "
+                "or on an attribute that changes, numpy, or random numbers"
             )
 
 
@@ -81,15 +81,15 @@ def _check_gradients(
             gradient is not None and other is not None and not _is_close(gradient, other)
         ):
             raise CannotTrace(
-                f"the gradient by {(names[name] or [name])[0]!r} is not the module's: forward() "
-                "does something that its trace does not show, such as no_grad()"
+                f"the gradient of {(names[name] or [name])[0]!r} differs from that of the module: "
+                "forward() does something that the trace does not show, such as no_grad()"
             )
 
 
 def _gradients(
     outputs: list[Tensor], parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor | None]:
-    """The gradients of a sum of the outputs, each value with a weight of its own."""
+    """The gradients of a randomly weighted sum of the outputs."""
     ends = [item for item in outputs if item.requires_grad]
     if not ends or not parameters:
         return dict.fromkeys(parameters)

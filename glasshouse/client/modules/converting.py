@@ -1,4 +1,4 @@
-"""Nodes of a torch.fx trace as layers of a graph, one after the other."""
+"""Converts the nodes of a torch.fx trace to layers of a graph, in order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,12 +29,12 @@ from glasshouse.client.modules.values import (
 _OF_SIZES = {"size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "stride"}
 _SIZED = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 _COUNTING = (nn.RNN, nn.LSTM, nn.GRU, nn.EmbeddingBag)
-"""What the service would tell the lengths of rows, were it not told otherwise."""
+"""Layers that receive the lengths of rows by default."""
 _TIES = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
 class Converter:
-    """Draws the nodes of one trace."""
+    """Converts the nodes of one trace."""
 
     def __init__(self, drawing: Drawing, inputs: Mapping[str, str], num_samples: int) -> None:
         self.drawing = drawing
@@ -44,15 +44,15 @@ class Converter:
         self._first_calls: dict[nn.Module, str] = {}
 
     def convert(self, node: fx.Node) -> None:
-        """Draw one node.
+        """Convert one node.
 
         Raises:
-            Stopped: no graph can say it.
+            Stopped: a graph cannot express it.
         """
         self.known[node] = getattr(self, f"_{node.op}")(node)
 
     def resolved(self, item: Any) -> Any:
-        """An argument with what its nodes have become."""
+        """An argument with its nodes replaced by their converted values."""
         if isinstance(item, fx.Node):
             return self.known[item]
         if isinstance(item, (tuple, list)):
@@ -65,7 +65,7 @@ class Converter:
         return item
 
     def concrete(self, item: Any, sample: int) -> Any:  # noqa: PLR0911 (one for each kind)
-        """An argument as it is for one of the samples."""
+        """The value of an argument for one sample."""
         if isinstance(item, Ref):
             return self.drawing.values[item.name][sample]
         if isinstance(item, (Fixed, Weight)):
@@ -83,7 +83,7 @@ class Converter:
         return item
 
     def evaluate(self, run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """What a call gives for each of the samples."""
+        """The result of a call for each sample."""
         return tuple(
             run(*self.concrete(args, sample), **self.concrete(kwargs, sample))
             for sample in range(self.num_samples)
@@ -122,9 +122,11 @@ class Converter:
     def _packed_layer(
         self, module: nn.Module, path: str, name: str, inputs: list[Any], packed: Packed
     ) -> Any:
-        """A recurrent layer that is told the lengths: nothing needs to be packed."""
+        """A recurrent layer with the option ``lengths``, which replaces packing."""
         if not isinstance(module, nn.RNNBase) or module.batch_first != packed.batch_first:
-            raise Stopped("a packed sequence goes into an RNN, LSTM or GRU with its batch_first")
+            raise Stopped(
+                "only an RNN, LSTM or GRU with the same batch_first can read a packed sequence"
+            )
         ref = self._layer_of(module, path, name, inputs, packed)
 
         def run(*given: Tensor) -> Any:
@@ -142,7 +144,7 @@ class Converter:
         if packed is not None:
             options["lengths"] = packed.lengths.name
         elif type(module) in _COUNTING and any(".lengths" in name for name in drawing.fields):
-            options["lengths"] = False  # as the module's own code has it
+            options["lengths"] = False  # the module does not use lengths here
         owner = self._first_calls.get(module) or self._tied_with(module)
         if owner is not None:
             return drawing.add("", name, inputs, shared_with=owner, **options)
@@ -155,10 +157,10 @@ class Converter:
         return ref
 
     def _tied_with(self, module: nn.Module) -> str | None:
-        """The layer that has this one's parameters already; None: no layer has any of them.
+        """The layer that already has the parameters of this module; None if there is none.
 
         Raises:
-            Stopped: they are tied in a way that no graph can say.
+            Stopped: the parameters are tied in a way that a graph cannot express.
         """
         known = self.drawing.owned(module)
         if not any(known.values()):
@@ -174,12 +176,12 @@ class Converter:
                 return owner
         tied = ", ".join(name for name, other in known.items() if other)
         raise Stopped(
-            f"its {tied} is also that of {next(item for item in known.values() if item)!r}; layers "
-            "can share all parameters, and a Linear without bias the weight of an Embedding"
+            f"its {tied} is shared with {next(item for item in known.values() if item)!r}; layers "
+            "can share all parameters, or a Linear without bias the weight of an Embedding"
         )
 
     def _tie(self, owner: str) -> bool:
-        """Make an embedding one that also scores; whether it can be."""
+        """Change an Embedding to a TiedEmbedding; return whether that is possible."""
         drawn = self.drawing.layer(owner)
         args: Mapping[str, Any] = drawn.get("args", {})
         if drawn["type"] == "TiedEmbedding":
@@ -190,7 +192,7 @@ class Converter:
         return True
 
     def tied(self, weight: Any) -> str | None:
-        """The embedding whose weight this is; None: it is none's."""
+        """The embedding that owns this weight, or None."""
         if not isinstance(weight, Weight) or id(weight.value) not in self.drawing.owners:
             return None
         owner, name = self.drawing.owners[id(weight.value)]
@@ -209,19 +211,19 @@ class Converter:
         name = calls.name_of(node.target)
         if name is None:
             shown = getattr(node.target, "__name__", str(node.target))
-            raise Stopped(f"{shown}() is not among the functions that a graph may use")
+            raise Stopped(f"{shown}() is not supported in a graph")
         return self._draw(node, name, node.target, args, kwargs)
 
     def _call_method(self, node: fx.Node) -> Any:
         args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
         method = str(node.target)
-        # what lies behind a tensor of the graph may be laid out otherwise than the module's own
+        # a tensor of the graph may have another memory layout than that of the module
         run = _method("reshape" if method == "view" else method)
         if method in _OF_SIZES or not reads(args, kwargs):
             return settled(self.evaluate(run, args, kwargs))
         name = calls.plain_name(method)
         if name not in KNOWN:
-            raise Stopped(f"the method {method}() is not among what a graph may use")
+            raise Stopped(f"the method {method}() is not supported in a graph")
         return self._draw(node, name, run, args, kwargs)
 
     def _attribute(self, node: fx.Node, of: Any, name: str) -> Any:
@@ -229,10 +231,10 @@ class Converter:
             return settled(self.evaluate(getattr, (of, name), {}))
         if name in ("T", "mT"):
             return self._draw(node, "transpose", _method(name), (of, -2, -1), {})
-        raise Stopped(f".{name} of a tensor is not among what a graph may use")
+        raise Stopped(f"the tensor attribute .{name} is not supported in a graph")
 
     def _draw(self, node: fx.Node, name: str, run: Any, args: Any, kwargs: Any) -> Any:
-        # weights are tied or become layers of their own; what takes them decides which
+        # the function decides whether a weight is tied or becomes its own layer
         call = Call(self, name, node.name, (run, args, kwargs))
         if name != "linear":
             args, kwargs = self.as_layers(args), self.as_layers(kwargs)
@@ -241,10 +243,10 @@ class Converter:
         except TypeError as cause:
             if cause.__traceback__ is not None and cause.__traceback__.tb_next is not None:
                 raise
-            raise Stopped(f"{name}() with these arguments: {cause}") from cause
+            raise Stopped(f"unsupported arguments of {name}(): {cause}") from cause
 
     def as_layers(self, item: Any) -> Any:
-        """The same with parameters as layers of their own."""
+        """An argument with its parameters replaced by Parameter layers."""
         if isinstance(item, Weight):
             return self.drawing.parameter(item.value, item.path)
         if isinstance(item, (tuple, list)):
@@ -255,7 +257,7 @@ class Converter:
         return item
 
     def _parts(self, name: str, values: tuple[Any, ...]) -> Any:
-        """The leaves of a tuple that a layer puts out."""
+        """The leaves of a tuple that a layer returns."""
         found = [leaves(name, value) for value in values]
         for leaf in found[0]:
             self.drawing.see(Ref(leaf), tuple(item[leaf] for item in found))
@@ -266,7 +268,7 @@ class Converter:
 
 
 class Call:
-    """One call while it is drawn."""
+    """One call while it is converted."""
 
     def __init__(
         self, converter: Converter, name: str, wanted: str, ran: tuple[Any, Any, Any]
@@ -279,30 +281,30 @@ class Call:
 
     @property
     def after(self) -> tuple[Any, ...]:
-        """What the call gives for each of the samples."""
+        """The result of the call for each sample."""
         return self._converter.evaluate(*self._ran)
 
     def layer(self, function: str, *inputs: Any, **args: Any) -> Ref:
-        """Draw a function."""
+        """Add a function layer."""
         return self.draw(function, inputs, args=args)
 
     def draw(self, kind: str, inputs: Sequence[Any], **layer: Any) -> Ref:
-        """Draw a layer without weights of its own."""
+        """Add a layer without its own weights."""
         inputs = self._converter.as_layers(list(inputs))
         if any(has_varying(item) for item in layer.get("args", {}).values()):
-            raise Stopped(f"{self.name}() with a size that differs from batch to batch")
+            raise Stopped(f"{self.name}() with a size that differs between batches")
         if "shared_with" in layer:
             ref = self._drawing.add(kind, self._wanted, inputs, **layer)
             return self._drawing.see(ref, self.after)
         return self._drawing.layer_of(kind, self._wanted, inputs, **layer)
 
     def several(self, function: str, input: Any, **args: Any) -> Any:  # noqa: A002
-        """Draw a function that gives several tensors."""
+        """Add a function layer that returns several tensors."""
         ref = self._drawing.add(function, self._wanted, [input], args=args)
         return self._converter._parts(ref.name, self.after)  # pyright: ignore[reportPrivateUsage]
 
     def reshaped(self, input: Any) -> Any:  # noqa: A002
-        """Draw a change of shape to what came out."""
+        """Add layers that reshape the input to the shape of the result."""
         before = [tuple(item.shape) for item in self._values(input)]
         after = [tuple(item.shape) for item in self.after]
         for function, args in reshaping(before, after):
@@ -310,7 +312,7 @@ class Call:
         return input
 
     def expanded(self, input: Any) -> Any:  # noqa: A002
-        """Draw the repetition of axes of one."""
+        """Add a layer that expands axes of size 1."""
         before, after = self._values(input), self.after
         if all(mine.shape == other.shape for mine, other in zip(before, after, strict=True)):
             return input
@@ -319,13 +321,13 @@ class Call:
         for mine, other in zip(before, after, strict=True):
             whole = (1,) * missing + tuple(mine.shape)
             if any(old not in (1, new) for old, new in zip(whole, other.shape, strict=True)):
-                raise Stopped(f"{self.name}() of an axis that has more than one entry")
+                raise Stopped(f"{self.name}() of an axis whose size is not 1")
         like = self._like(sizes, [tuple(item.shape) for item in after])
         own = [0 if size is None else size for size in sizes]
         return self.layer("expand", input, *like, sizes=own)
 
     def _like(self, sizes: list[int | None], shapes: list[tuple[int, ...]]) -> list[Any]:
-        """A field that has the axes that vary."""
+        """A field whose sizes match the varying axes."""
         varying = [axis for axis, size in enumerate(sizes) if size is None]
         if not varying:
             return []
@@ -334,10 +336,10 @@ class Call:
             fits = all(item.dim() > max(varying) for item, _ in both)
             if fits and all(item.shape[a] == shape[a] for item, shape in both for a in varying):
                 return [Ref(name)]
-        raise Stopped(f"{self.name}() to sizes that no data field has")
+        raise Stopped(f"{self.name}() to varying sizes that match no data field")
 
     def sliced(self, input: Any, item: slice, dim: int) -> Any:  # noqa: A002
-        """Draw a range of an axis."""
+        """Add a slice of an axis."""
         if item == slice(None):
             return input
         lengths = [tensor.shape[dim] for tensor in self._values(input)]
@@ -345,36 +347,36 @@ class Call:
         for sample, length in enumerate(lengths):
             found.append(self._converter.concrete(item, sample).indices(length))
         if any(step != 1 for _, _, step in found):
-            raise Stopped("a slice with steps")
+            raise Stopped("a slice with a step other than 1")
         starts = [start for start, _, _ in found]
         sizes = [max(0, stop - start) for start, stop, _ in found]
         if starts == [0] * len(found) and sizes == lengths:
             return input
         if len(set(starts)) > 1 or len(set(sizes)) > 1:
-            raise Stopped("a slice whose ends differ from batch to batch")
+            raise Stopped("a slice whose bounds differ between batches")
         return self.layer("narrow", input, dim=dim, start=starts[0], length=sizes[0])
 
     def tied(self, weight: Any) -> str | None:
-        """The embedding whose weight this is; None: it is none's."""
+        """The embedding that owns this weight, or None."""
         return self._converter.tied(weight)
 
     def rank(self, input: Any) -> int:  # noqa: A002
-        """How many axes a tensor has."""
+        """The number of axes of a tensor."""
         return self._values(input)[0].dim()
 
     def length(self, input: Any, dim: int) -> int:  # noqa: A002
-        """How long an axis is.
+        """The size of an axis.
 
         Raises:
-            Stopped: it differs from batch to batch.
+            Stopped: the size differs between batches.
         """
         size = steady([tuple(item.shape) for item in self._values(input)])[dim]
         if size is None:
-            raise Stopped(f"{self.name}() of an axis whose length differs from batch to batch")
+            raise Stopped(f"{self.name}() of an axis whose size differs between batches")
         return size
 
     def dtype_before(self, input: Any) -> Any:  # noqa: A002
-        """The type of a tensor."""
+        """The dtype of a tensor."""
         return self._values(input)[0].dtype
 
     def _values(self, input: Any) -> list[Tensor]:  # noqa: A002

@@ -1,6 +1,6 @@
-"""The graph while it is drawn: layers, the weights that they have, and what each node has become.
+"""The graph while it is built: its layers, their weights, and the values of its tensors.
 
-Shape suffixes are left out: these are tensors of the user's.
+Variables have no shape suffixes, because these are the user's tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ MAX_NAME = 64
 
 @dataclass
 class Drawing:
-    """Layers and weights, as far as they are drawn."""
+    """The layers and weights that have been converted so far."""
 
     module: nn.Module
     fields: Mapping[str, tuple[Tensor, ...]]
-    """Of each data field the tensors of the samples."""
+    """By data field: the tensors of the samples."""
     layers: list[Document] = field(default_factory=list[Document])
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """By the names of the graph: ``conv1.weight``."""
+    """The weights, by name in the graph: ``conv1.weight``."""
     owners: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
-    """Of each parameter of the user's by its id: the layer that has it, and its name in there."""
+    """By ``id()`` of a parameter: the layer that has it, and its name in that layer."""
     values: dict[str, tuple[Tensor, ...]] = field(default_factory=dict[str, tuple[Tensor, ...]])
-    """What each tensor of the graph is, for each of the samples."""
+    """By tensor of the graph: its value for each sample."""
     _taken: set[str] = field(default_factory=set[str])
     _fixed: dict[int, tuple[Tensor, str]] = field(default_factory=dict[int, tuple[Tensor, str]])
 
@@ -40,7 +40,7 @@ class Drawing:
         self._taken |= {name.partition(".")[0] for name in self.fields}
 
     def name(self, wanted: str) -> str:
-        """A name that no layer and no field has, as near to the wanted one as there is."""
+        """A unique name for a layer, similar to the wanted one."""
         base = wanted.replace(".", "_")
         base = f"_{base}" if not base or base[0].isdigit() else base
         name, number = base[-MAX_NAME:].lstrip("0123456789") or "_", 1
@@ -52,7 +52,7 @@ class Drawing:
         return name
 
     def add(self, kind: str, wanted: str, inputs: Sequence[Any], **layer: Any) -> Ref:
-        """Draw a layer that reads tensors; gives what it puts out."""
+        """Add a layer that reads tensors; return its output."""
         names = [self.reference(item) for item in inputs]  # first: constants become layers
         name = self.name(wanted)
         drawn: Document = {"name": name, "type": kind} if kind else {"name": name}
@@ -63,15 +63,15 @@ class Drawing:
         return Ref(name)
 
     def see(self, ref: Ref, values: tuple[Tensor, ...]) -> Ref:
-        """Keep what a tensor of the graph is for each of the samples."""
+        """Store the value of a tensor of the graph for each sample."""
         self.values[ref.name] = values
         return ref
 
     def reference(self, item: Any) -> str:
-        """The name by which a layer reads something.
+        """The name by which a layer reads an input.
 
         Raises:
-            Stopped: it is no tensor.
+            Stopped: the input is not a tensor.
         """
         if isinstance(item, Ref):
             return item.name
@@ -81,10 +81,10 @@ class Drawing:
             return self.constant(item)
         if isinstance(item, (bool, int, float)):
             return self.constant(Fixed(torch.tensor(item)))
-        raise Stopped(f"a tensor was expected where {_said(item)} is given")
+        raise Stopped(f"expected a tensor instead of {_said(item)}")
 
     def constant(self, item: Fixed) -> str:
-        """A tensor that never changes as a layer of its own."""
+        """Add a constant tensor as a layer."""
         known = self._fixed.get(id(item.value))
         if known is not None:
             return known[1]
@@ -95,10 +95,10 @@ class Drawing:
         return drawn
 
     def _of_steps(self, values: tuple[Any, ...]) -> Ref:
-        """What depends on nothing but how many steps a sequence has: their numbers, who sees whom.
+        """Add a layer for positions or a causal mask, which depend only on the sequence length.
 
         Raises:
-            Stopped: it is something else.
+            Stopped: the tensor is neither.
         """
         if all(isinstance(value, Tensor) for value in values):
             for name, tensors in self.fields.items():
@@ -113,14 +113,14 @@ class Drawing:
                 if _alike(values, [~item for item in seen]):
                     mask = self.function("causal_mask", [Ref(name)])
                     return self.function("logical_not", [mask])
-        raise Stopped(f"it needs {_said(Varying(values))}, and no layer can be told that")
+        raise Stopped(f"it needs {_said(Varying(values))}, which is not supported in a graph")
 
     def function(self, name: str, inputs: Sequence[Any], **args: Any) -> Ref:
-        """Draw a function as a layer, and see what it gives."""
+        """Add a function layer and compute its values."""
         return self.layer_of(name, name, inputs, args=args)
 
     def layer_of(self, kind: str, wanted: str, inputs: Sequence[Any], **layer: Any) -> Ref:
-        """Draw a layer without weights, and see what it gives."""
+        """Add a layer without weights and compute its values."""
         ref = self.add(kind, wanted, inputs, **layer)
         drawn = self.layers[-1]
         given = [self.values[name] for name in drawn["inputs"]]
@@ -128,14 +128,14 @@ class Drawing:
         return self.see(ref, tuple(run(*both) for both in zip(*given, strict=True)))
 
     def parameter(self, item: nn.Parameter, path: str) -> Ref:
-        """A parameter that the user's own code reads, as a layer of its own."""
+        """Add a Parameter layer for a parameter that the user's code reads directly."""
         if id(item) in self.owners:
             owner, _ = self.owners[id(item)]
             if owner in self._of_parameters():
                 return Ref(owner)
             raise Stopped(
-                f"the parameter {path!r} is the weight of the layer {owner!r} and is read beside it"
-                "; only an Embedding without options can be tied, by a Linear without bias"
+                f"the parameter {path!r} belongs to layer {owner!r} and is also used elsewhere; "
+                "only an Embedding without options can be tied to a Linear without bias"
             )
         name = self._parameter(item, path, trainable=item.requires_grad)
         self.layers[-1]["path"] = path
@@ -159,34 +159,34 @@ class Drawing:
         return drawn.name
 
     def owned(self, module: nn.Module) -> dict[str, str | None]:
-        """Of each parameter of a layer's module the layer that has it already; None: no one has."""
+        """By parameter of a module: the layer that already has it, or None."""
         return {
             name: self.owners[id(item)][0] if id(item) in self.owners else None
             for name, item in module.named_parameters(remove_duplicate=False)
         }
 
     def take(self, layer: str, module: nn.Module) -> None:
-        """Note that a layer has the weights of a module."""
+        """Record that a layer has the weights of a module."""
         for name, item in module.named_parameters(remove_duplicate=False):
             self.owners[id(item)] = (layer, name)
         for name, item in module.state_dict().items():
             self.weights[f"{layer}.{name}"] = _storable(item.detach(), f"{layer}.{name}")
 
     def layer(self, name: str) -> Document:
-        """A layer that was drawn."""
+        """The layer of this name."""
         return next(item for item in self.layers if item["name"] == name)
 
 
 def trainable(module: nn.Module, path: str) -> bool:
-    """Whether the parameters of a layer are trained.
+    """Whether the parameters of a layer are trainable.
 
     Raises:
-        Stopped: some are and some are not, which a layer cannot say.
+        Stopped: only some of them are, which a layer cannot express.
     """
     asked = {name: item.requires_grad for name, item in module.named_parameters()}
     if len(set(asked.values())) > 1:
         frozen = ", ".join(name for name, is_trained in asked.items() if not is_trained)
-        raise Stopped(f"of {path!r} only {frozen} is frozen: freeze all of a layer, or none of it")
+        raise Stopped(f"in {path!r}, only {frozen} is frozen: freeze the whole layer or nothing")
     return all(asked.values())
 
 
@@ -212,5 +212,5 @@ def _alike(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 def _said(item: Any) -> str:
     if isinstance(item, Varying):
-        return "a size that differs from batch to batch"
+        return "a size that differs between batches"
     return f"{item!r:.60}" if item is None or isinstance(item, (str, tuple, list)) else str(item)

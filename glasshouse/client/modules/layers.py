@@ -1,4 +1,4 @@
-"""Which submodules are layers, and the arguments that made them, read back from what they keep."""
+"""Which submodules are layers, and their constructor arguments, read back from their attributes."""
 
 import inspect
 import math
@@ -17,12 +17,12 @@ _NOT_LAYERS = (
     *(nn.TransformerEncoder, nn.TransformerDecoder),
 )
 _NOT_KEPT = {"PReLU": {"init"}, "Hardtanh": {"min_value", "max_value"}}
-"""Arguments that only say what the weights begin with, or nothing."""
+"""Arguments that only affect the initial weights, or nothing."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own that a graph may use as it is."""
+    """Whether a module is a torch.nn class that a graph can use as a layer."""
     cls = type(module)
     if getattr(nn, cls.__name__, None) is not cls or cls in _NOT_LAYERS or cls is nn.Module:
         return False
@@ -32,29 +32,29 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def check_module(module: nn.Module, path: str) -> None:
-    """Refuse what torch would do around a module and a graph would not.
+    """Refuse a module that does more than its ``forward``, which a graph would not.
 
     Raises:
-        Stopped: it has hooks, is a loss, or waits for its first input.
+        Stopped: the module has hooks or parametrizations, is a loss, or is uninitialized (lazy).
     """
     name = f"{path!r} ({type(module).__name__})" if path else type(module).__name__
     if isinstance(module, LazyModuleMixin):
-        raise Stopped(f"{name} does not know its sizes yet: call the module once, then train it")
+        raise Stopped(f"{name} is uninitialized: call the module once before you train it")
     if isinstance(module, _Loss):
-        raise Stopped(f"{name} is a loss: return the scores, and give loss= to train()")
+        raise Stopped(f"{name} is a loss: return the scores and pass loss= to train()")
     if isinstance(module, (nn.SyncBatchNorm, nn.DataParallel, nn.Transformer)):
         raise Stopped(f"{name} cannot be a layer of a graph")
     if any(getattr(module, hooks) for hooks in _HOOKS):
-        raise Stopped(f"{name} has hooks (weight_norm makes some, too), which would not run")
+        raise Stopped(f"{name} has hooks (weight_norm adds some, too), which would not run")
     if "parametrizations" in module._modules:  # pyright: ignore[reportPrivateUsage]
-        raise Stopped(f"{name} has parametrizations: remove them, or train without them")
+        raise Stopped(f"{name} has parametrizations, which are not supported: remove them")
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """The constructor's arguments, those that differ from torch's defaults, as JSON has them.
+    """The constructor arguments that differ from torch's defaults, as JSON values.
 
     Raises:
-        Stopped: the module does not keep one of them.
+        Stopped: the module does not store one of them.
     """
     name = type(module).__name__
     read = _READERS.get(name, _attribute)
@@ -73,7 +73,7 @@ def _default(value: Any) -> Any:
 
 
 def _signature(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The constructor's parameters; those that it only passes on are its parent's."""
+    """The constructor's parameters, including those of the parent class."""
     if issubclass(cls, nn.RNNBase):
         known = dict(inspect.signature(nn.RNNBase.__init__).parameters)
         known.pop("mode")
@@ -91,12 +91,12 @@ def _attribute(module: nn.Module, name: str) -> Any:
     if name == "bias" and not isinstance(getattr(module, "bias", None), bool):
         return getattr(module, "bias", None) is not None
     if not hasattr(module, name):
-        raise Stopped(f"{type(module).__name__} does not keep its argument {name!r}")
+        raise Stopped(f"{type(module).__name__} does not store its argument {name!r}")
     return getattr(module, name)
 
 
 def _of_norm(module: nn.Module, name: str) -> Any:
-    """A layer norm without weights has no bias, whatever its argument said."""
+    """A layer norm without weights has no bias, whatever the argument was."""
     if name == "bias" and not module.elementwise_affine:
         return True
     return _attribute(module, name)

@@ -1,4 +1,4 @@
-"""Arrays as torch's tensors."""
+"""Conversion of arrays to torch tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,11 @@ _BYTES: dict[str, tuple[Any, torch.dtype]] = {
     "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
     "float8_e5m2": (np.uint8, torch.float8_e5m2),
 }
-"""What numpy knows by ml_dtypes only: as which integers, and what they are to torch."""
+"""By ml_dtypes dtype: the integer dtype with the same bits, and the torch dtype."""
 
 
 def as_tensors(named: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Tensors of their own memory, in the arrays' types."""
+    """Copy arrays to tensors of the same dtype."""
     return {name: _tensor(array) for name, array in named.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which size does not fit where a layer cannot take its input, in words."""
+"""Explains which size of a layer's input does not match the layer."""
 
 from typing import Any, NamedTuple
 
@@ -10,20 +10,20 @@ from glasshouse.client.modules.values import parts_of
 
 class _Wanted(NamedTuple):
     argument: str
-    """Of the layer, which says the size."""
+    """The argument of the layer that sets the size."""
     axis: int
-    """Of the input."""
+    """The axis of the input."""
     size: int
     word: str
 
 
 def misfit(module: nn.Module, node: fx.Node, converter: Converter) -> str | None:
-    """Says which axis of a layer's input has another size than the layer wants; None: none has.
+    """Describe the size of a layer's input that does not match the layer; None if all match.
 
     Args:
         module: the whole network.
-        node: the call of a layer that torch refused.
-        converter: knows the values of all nodes before it.
+        node: the layer call that failed in torch.
+        converter: has the values of all preceding nodes.
     """
     given = converter.concrete(converter.resolved([*node.args, *node.kwargs.values()]), 0)
     tensors = [item for item in parts_of(given) if isinstance(item, Tensor)]

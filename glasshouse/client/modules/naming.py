@@ -1,4 +1,4 @@
-"""The names of weights in a graph, and in the module that it was made from. Imports no torch."""
+"""The names of weights in a graph and in the traced module. Does not import torch."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,14 +7,14 @@ _LENGTHS = ("lengths", "length", "seq_lengths", "seq_lens")
 
 
 def is_lengths(argument: str) -> bool:
-    """Whether an argument is named like the lengths of the rows of a sequence."""
+    """Whether an argument has a name for sequence lengths."""
     return argument in _LENGTHS or argument.endswith("_lengths")
 
 
 def names_in_module(graph: Mapping[str, Any], weights: Iterable[str]) -> dict[str, list[str]]:
-    """For each weight of a graph the names that it has in the module; several where it is tied.
+    """By weight of a graph: its names in the module; several if the weight is tied.
 
-    A layer says in ``path`` where it stood in the module. A weight of a layer without one has none.
+    The ``path`` of a layer is its name in the module. Weights of layers without a path have none.
     """
     owners: dict[str, list[Mapping[str, Any]]] = {}
     for layer in graph["layers"]:
@@ -31,16 +31,16 @@ def names_in_module(graph: Mapping[str, Any], weights: Iterable[str]) -> dict[st
 
 
 Rates = Mapping[str, tuple[float | None, float | None]]
-"""By a module's parameters a learning rate's factor and a weight decay; None: the optimizer's."""
+"""By module parameter: a learning rate factor and a weight decay; None: those of the optimizer."""
 
 
 def with_rates(graph: Mapping[str, Any], weights: Iterable[str], rates: Rates) -> dict[str, Any]:
-    """The graph, its layers with ``lr_scale`` and ``weight_decay`` where parameters have own ones.
+    """Set ``lr_scale`` and ``weight_decay`` of the layers of a graph.
 
     Args:
-        graph: made from a module.
+        graph: the graph of a module.
         weights: the names of its weights.
-        rates: by the names that the parameters have in the module.
+        rates: the rates, by parameter name in the module.
     """
     options: dict[str, dict[str, dict[str, float]]] = {}
     for weight, names in names_in_module(graph, weights).items():

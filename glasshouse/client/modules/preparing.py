@@ -1,4 +1,4 @@
-"""What a module is tried with: batches like those of the data, and which field each argument is."""
+"""Sample batches for tracing a module, and the data field of each ``forward`` argument."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,25 +14,25 @@ from glasshouse.errors import CannotTrace
 Fields = Mapping[str, Mapping[str, Any]]
 _ROWS = (3, 2)
 _STEPS = ((7, 5), (48, 37))
-"""Of the rows of two batches. Few come first: a network may have positions for no more. A window
-over many steps needs the others."""
+"""Sequence lengths of the two batches. Short ones are tried first, because a network may have few
+positions. A window over many steps needs the long ones."""
 _SEED = 11
 
 
 def trace_for(
     module: nn.Module, fields: Fields, most_steps: int | None, asked: Mapping[str, str] | None
 ) -> tuple[Traced, dict[str, str]]:
-    """Trace a module for the fields of a job; gives it, and the field of each argument.
+    """Trace a module for the fields of a job; return the trace and the field of each argument.
 
     Args:
-        module: the user's.
-        fields: as in a spec, dense ones with their shape.
-        most_steps: of a sequence, where the job has a limit.
-        asked: the fields of arguments, where their names do not tell.
+        module: the user's module.
+        fields: the fields as in a spec; dense ones with their shape.
+        most_steps: the maximum sequence length, if the job has a limit.
+        asked: the field of each argument whose name is not a field.
 
     Raises:
-        CannotTrace: no graph can say what it does.
-        TypeError: its arguments are not the fields'.
+        CannotTrace: the module cannot be expressed as a graph.
+        TypeError: the arguments do not match the fields.
     """
     inputs = match(module, fields, asked)
     failed: CannotTrace | None = None
@@ -50,13 +50,13 @@ def trace_for(
 def match(
     module: nn.Module, fields: Fields, asked: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The data field of each argument of ``forward``: the one of its name.
+    """Match each argument of ``forward`` to the data field of the same name.
 
-    A single argument of another name reads the first field. ``<field>_lengths``, or ``lengths``
-    where there is one sequence, are the lengths of a field's rows.
+    A single argument with another name reads the first field. ``<field>_lengths``, or ``lengths``
+    if there is only one sequence field, receives the lengths of the rows.
 
     Raises:
-        TypeError: there is an argument that no field is named like.
+        TypeError: an argument matches no field.
     """
     known = inspect.signature(module.forward).parameters
     arguments = {name: item for name, item in known.items() if item.kind is not item.VAR_KEYWORD}
@@ -75,8 +75,8 @@ def match(
     unknown = sorted({name.partition(".")[0] for name in found.values()} - set(fields))
     if open_ or unknown or not found:
         raise TypeError(
-            f"forward() takes {', '.join(arguments)}, and the data has the fields "
-            f"{', '.join(fields)}: name them alike, or say inputs={{argument: field}}"
+            f"forward() takes {', '.join(arguments)}, but the data has the fields "
+            f"{', '.join(fields)}: use the same names, or set inputs={{argument: field}}"
         )
     return found
 
@@ -121,7 +121,7 @@ def _samples(
 def _field(
     name: str, field: Mapping[str, Any], size: tuple[int, int], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """A batch of one field, and its lengths where it has some."""
+    """A batch of one field, with its lengths for a sequence."""
     rows, steps = size
     kind = field["type"]
     if kind == "dense":

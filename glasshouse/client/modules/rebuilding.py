@@ -1,7 +1,7 @@
-"""A graph of layers in plain torch, as the service builds it: to compare it with the module.
+"""Builds a graph of layers in plain torch, for comparison with the module it was traced from.
 
-This is the client's own reading of the spec. It shares no code with the engine, so that what the
-two agree on is said by the spec alone; tests hold them together.
+This is an implementation of the spec that shares no code with the engine. Tests check that both
+give the same results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +112,7 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(kind: str, args: Document) -> nn.Module:
-    """Make one layer."""
+    """Create one layer."""
     named = {name: _value(item) for name, item in args.items()}
     if kind in _FUNCTIONS:
         return _Function(kind, named)
@@ -126,7 +126,7 @@ def _value(item: Any) -> Any:
 
 
 def leaves(name: str, value: Any) -> dict[str, Tensor]:
-    """The tensors of what a layer puts out, by the names that other layers read them by."""
+    """The tensors of a layer's output, by the names that other layers use as inputs."""
     if isinstance(value, Tensor):
         return {name: value}
     found: dict[str, Tensor] = {}
@@ -137,7 +137,7 @@ def leaves(name: str, value: Any) -> dict[str, Tensor]:
 
 
 class Rebuilt(nn.Module):
-    """A graph as a module: fields in, the wanted outputs out."""
+    """A graph as a module that maps data fields to outputs."""
 
     def __init__(self, graph: Document) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Rebuilt(nn.Module):
         for layer in graph["layers"]:
             if "shared_with" not in layer:
                 made = build(layer["type"], layer.get("args", {}))
-                # past add_module, which refuses names such as "forward"
+                # not with add_module, which refuses names such as "forward"
                 self._modules[layer["name"]] = made.requires_grad_(layer.get("trainable", True))
 
     def forward(self, fields: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -176,14 +176,14 @@ class Rebuilt(nn.Module):
 
 
 def call(module: nn.Module, given: Sequence[Any]) -> Any:
-    """Run a layer on its inputs; an LSTM's two states go in as the pair that it wants."""
+    """Run a layer on its inputs; the two states of an LSTM are passed as a pair."""
     if isinstance(module, (nn.LSTM, nn.LSTMCell)) and len(given) == 3:
         return module(given[0], (given[1], given[2]))
     return module(*given)
 
 
 def call_packed(module: Any, given: Sequence[Any], lengths: Tensor) -> Any:
-    """Run a recurrent layer over the steps that count, and pad what it puts out with zeros."""
+    """Run a recurrent layer on a packed sequence, and pad its output with zeros."""
     steps = given[0].shape[1 if module.batch_first else 0]
     packed = nn.utils.rnn.pack_padded_sequence(
         given[0], lengths.cpu(), batch_first=module.batch_first, enforce_sorted=False

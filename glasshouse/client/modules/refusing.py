@@ -1,4 +1,4 @@
-"""Where in a user's own code something was met that no graph can say."""
+"""Locates the line of the user's code that a graph cannot express."""
 
 import linecache
 import re
@@ -15,24 +15,24 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in ')
 
 
 class Stopped(Exception):
-    """Something that no graph can say; who catches it knows where."""
+    """A graph cannot express this; the handler adds the location."""
 
 
 class Place(NamedTuple):
-    """A line of somebody's code."""
+    """A line of code."""
 
     file: str
     line: int
 
 
 def place_in_text(stack: str | None) -> Place | None:
-    """The innermost line of a printed stack that is neither torch's nor ours."""
+    """The innermost line of a printed stack that is neither in torch nor in glasshouse."""
     found = [Place(file, int(line)) for file, line in _FRAME.findall(stack or "")]
     return _last_own(found)
 
 
 def place_in_traceback(trace: TracebackType | None) -> Place | None:
-    """The innermost line of a traceback that is neither torch's nor ours."""
+    """The innermost line of a traceback that is neither in torch nor in glasshouse."""
     found: list[Place] = []
     while trace is not None:
         found.append(Place(trace.tb_frame.f_code.co_filename, trace.tb_lineno))
@@ -46,7 +46,7 @@ def _last_own(found: list[Place]) -> Place | None:
 
 
 def refusal(reason: str, place: Place | None) -> CannotTrace:
-    """The error that names a line."""
+    """The error, with the line of code."""
     if place is None:
         return CannotTrace(reason)
     source = linecache.getline(place.file, place.line).strip() or None

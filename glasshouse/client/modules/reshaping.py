@@ -1,4 +1,4 @@
-"""Changes of shape as layers that fit every batch, found from shapes of batches that differ."""
+"""Expresses shape changes as layers that work for every batch size, from samples of two sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,26 +10,26 @@ Change = tuple[str, dict[str, Any]]
 
 
 def reshaping(before: Sequence[Shape], after: Sequence[Shape]) -> list[Change]:
-    """The functions that make the shapes before those after, whatever sizes a batch has.
+    """The functions that map the shapes before to those after, for any batch size.
 
     Raises:
-        Stopped: the sizes that differ cannot be told apart.
+        Stopped: the varying sizes are ambiguous.
     """
     if list(before) == list(after):
         return []
     if len({len(shape) for shape in after}) > 1:
-        raise Stopped("a number of axes that differs from batch to batch")
+        raise Stopped("a number of axes that differs between batches")
     sizes = [one[0] if len(set(one)) == 1 else -1 for one in zip(*after, strict=True)]
     if sizes.count(-1) <= 1:
         return [("reshape", {"shape": sizes})]
     change = _merged(before, after) or _split(before, after)
     if change is None:
-        raise Stopped("a shape in which more than one size differs from batch to batch")
+        raise Stopped("a shape in which more than one size differs between batches")
     return [change]
 
 
 def _merged(before: Sequence[Shape], after: Sequence[Shape]) -> Change | None:
-    """Neighbouring axes that have become one."""
+    """A flatten of adjacent axes, or None."""
     more = len(before[0]) - len(after[0])
     if more < 1:
         return None
@@ -44,7 +44,7 @@ def _merged(before: Sequence[Shape], after: Sequence[Shape]) -> Change | None:
 
 
 def _split(before: Sequence[Shape], after: Sequence[Shape]) -> Change | None:
-    """One axis that has become several, of which at most one differs."""
+    """An unflatten of one axis into several, of which at most one varies; or None."""
     more = len(after[0]) - len(before[0])
     if more < 1:
         return None

@@ -1,4 +1,4 @@
-"""What goes into a module that is called: the tensors, and options that a layer can have."""
+"""The inputs of a module call: tensors, and options that a layer supports."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ def inputs_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     """The tensors that a layer reads, in the order of its inputs.
 
     Raises:
-        Stopped: it is called in a way that a layer cannot be.
+        Stopped: a layer does not support this call.
     """
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     known = inspect.signature(module.forward).parameters
@@ -34,7 +34,7 @@ def inputs_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         elif is_open:
             inputs.extend(tensors)
         else:
-            raise Stopped(f"{type(module).__name__} cannot be given {name} in a graph")
+            raise Stopped(f"{name} of {type(module).__name__} is not supported in a graph")
     return inputs
 
 
@@ -55,7 +55,7 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    """Whether these are states of zeros, as a recurrent layer begins with by itself."""
+    """Whether these are zero states, the default of recurrent layers."""
     parts = parts_of(value)
     tensors = [
         tensor
@@ -70,7 +70,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:  # noqa: A002
-    """What ``pack_padded_sequence`` makes of a tensor and its lengths."""
+    """Convert a call of ``pack_padded_sequence``."""
     del enforce_sorted
     if not isinstance(input, Ref) or not isinstance(lengths, Ref):
         raise Stopped("pack_padded_sequence takes a tensor and the lengths of a sequence field")
@@ -78,7 +78,9 @@ def pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bo
 
 
 def unpack(sequence: Any, batch_first: bool = False, *_: Any, **__: Any) -> Any:
-    """What ``pad_packed_sequence`` makes of a packed sequence."""
+    """Convert a call of ``pad_packed_sequence``."""
     if not isinstance(sequence, Packed) or sequence.batch_first != batch_first:
-        raise Stopped("pad_packed_sequence takes what a recurrent layer made, with its batch_first")
+        raise Stopped(
+            "pad_packed_sequence needs the output of a recurrent layer with the same batch_first"
+        )
     return sequence.tensor, sequence.lengths

@@ -1,8 +1,8 @@
-"""An ``nn.Module`` as a graph of layers with its weights, which is shown to be equal.
+"""Converts an ``nn.Module`` to an equivalent graph of layers with its weights.
 
-torch.fx runs the module's code once with stand-ins for tensors. What it notes becomes layers; two
-samples with different numbers of rows and steps tell which sizes are a batch's. The graph is then
-built in plain torch and must give what the module gives, and the same gradients.
+torch.fx traces the module's code once with proxies for tensors. Its nodes become layers. Two
+samples with different numbers of rows and steps show which sizes depend on the batch. The graph is
+then built in plain torch and must have the same outputs and gradients as the module.
 """
 
 import inspect
@@ -32,20 +32,20 @@ from glasshouse.client.modules.values import Ref
 from glasshouse.errors import CannotTrace
 
 Samples = Sequence[Mapping[str, Tensor]]
-"""Batches by data field, at least two, of different sizes."""
-_ONE_AT_A_TIME = threading.Lock()
-"""torch.fx puts functions of its own into torch.nn.Module while it traces."""
+"""At least two batches of different sizes, by data field."""
+_TRACE_LOCK = threading.Lock()
+"""Only one trace at a time: torch.fx patches torch.nn.Module while it traces."""
 _STOPS = {
     "symbolically traced variables cannot be used as inputs to control flow": (
-        "an if or a loop depends on values, and a graph takes one way for all; use torch.where, or "
-        "decide by an attribute of the module"
+        "an if or a loop depends on tensor values, which is not supported in a graph; use "
+        "torch.where, or branch on an attribute of the module"
     ),
     "object cannot be interpreted as an integer": (
-        "a Python loop or function counts by a size of the batch; use torch's functions over the "
-        "whole axis"
+        "a Python loop or function uses a size of the batch; use torch functions over the whole "
+        "axis"
     ),
     "Proxy object cannot be iterated": (
-        "a loop goes over a tensor or a size of the batch; use torch's functions over the axis"
+        "a loop iterates over a tensor or a size of the batch; use torch functions over the axis"
     ),
     "'len' is not supported": "len() of a tensor; use x.shape[0]",
 }
@@ -53,35 +53,34 @@ _STOPS = {
 
 @dataclass(frozen=True)
 class Traced:
-    """A module as the service takes it."""
+    """A traced module: its graph and weights."""
 
     graph: Document
     """``{"type": "graph", "layers", "outputs"}``; a layer's ``path`` is its name in the module."""
     weights: dict[str, Tensor]
-    """By the graph's names: ``conv1.weight``."""
+    """The weights, by name in the graph: ``conv1.weight``."""
 
 
 def trace(module: nn.Module, samples: Samples, inputs: Mapping[str, str]) -> Traced:
-    """Read a module as a graph, and make sure that the graph does what the module does.
+    """Trace a module to a graph and check that both compute the same.
 
     Args:
-        module: its code is run; its weights, mode and buffers are afterwards what they were.
-        samples: batches by data field, of different numbers of rows, and of steps where a field is
-            a sequence.
-        inputs: for each argument of ``forward`` that is given a tensor, the data field.
+        module: the module. Its code is run; its weights, mode and buffers are left unchanged.
+        samples: batches by data field, with different numbers of rows, and of steps for sequences.
+        inputs: the data field of each argument of ``forward`` that receives a tensor.
 
     Raises:
-        CannotTrace: something that it does no graph can say; names the line.
+        CannotTrace: a graph cannot express the module. The message names the line.
     """
     for path, item in module.named_modules():
         _check(item, path)
-    with _ONE_AT_A_TIME, _undisturbed(module):
+    with _TRACE_LOCK, _preserved(module):
         nodes = _run_fx(module, inputs)
         traced = _draw(module, nodes, samples, inputs)
         try:
             compare(module, traced.graph, traced.weights, samples, inputs)
-        except RuntimeError as error:  # torch's, of the module itself as well
-            reason = f"it cannot be run and trained: {_first_line(error)}"
+        except RuntimeError as error:  # from torch, possibly in the module itself
+            reason = f"the module cannot be run and trained: {_first_line(error)}"
             raise refusal(reason, place_in_traceback(error.__traceback__)) from error
     return traced
 
@@ -94,8 +93,8 @@ def _check(module: nn.Module, path: str) -> None:
 
 
 @contextmanager
-def _undisturbed(module: nn.Module) -> Generator[None]:
-    """Leave modes, buffers, gradients and random generators as they are."""
+def _preserved(module: nn.Module) -> Generator[None]:
+    """Restore modes, buffers and random generators on exit."""
     modes = {item: item.training for item in module.modules()}
     buffers = [(item, item.detach().clone()) for item in module.buffers()]
     with torch.random.fork_rng(), warnings.catch_warnings():
@@ -111,7 +110,7 @@ def _undisturbed(module: nn.Module) -> Generator[None]:
 
 
 _FACTORIES = (torch.ones, torch.zeros, torch.full, torch.eye, torch.linspace, torch.tensor)
-"""They take sizes one by one, and of these torch.fx notices none."""
+"""They take sizes as separate arguments, which torch.fx does not trace by itself."""
 
 
 class _Tracer(fx.Tracer):
@@ -133,7 +132,7 @@ class _Tracer(fx.Tracer):
 
 
 def _run_stack(stack: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The layers of a transformer one after the other; what else its forward does is for speed."""
+    """Run the layers of a transformer in order; the rest of its ``forward`` is a fast path."""
     names = list(inspect.signature(stack.forward).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     given = {name: item for name, item in given.items() if item is not None and item is not False}
@@ -144,7 +143,7 @@ def _run_stack(stack: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run_fx(module: nn.Module, inputs: Mapping[str, str]) -> list[fx.Node]:
-    """What the module does, in order; as in training, where dropout draws."""
+    """Trace the module in training mode, so that dropout is recorded; return the nodes in order."""
     module.train()
     known = inspect.signature(module.forward).parameters
     others = {
@@ -161,10 +160,10 @@ def _run_fx(module: nn.Module, inputs: Mapping[str, str]) -> list[fx.Node]:
 
 def _reason(error: Exception) -> str:
     text = str(error)
-    told = next((meaning for said, meaning in _STOPS.items() if said in text), None)
-    if told is not None:
-        return told
-    return f"the code does not run without values: {type(error).__name__}: {_first_line(error)}"
+    reason = next((meaning for part, meaning in _STOPS.items() if part in text), None)
+    if reason is not None:
+        return reason
+    return f"the code cannot be traced: {type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
@@ -179,7 +178,7 @@ def _draw(
     converter = Converter(Drawing(module, fields), inputs, len(samples))
     output: Any = None
     for node in nodes:
-        if _is_of_no_use(node):
+        if _is_unused(node):
             continue
         try:
             with torch.no_grad():
@@ -195,11 +194,11 @@ def _draw(
     return _finished(converter, output)
 
 
-def _is_of_no_use(node: fx.Node) -> bool:
-    """What torch.fx notes of arguments that keep their defaults, and what nothing reads."""
+def _is_unused(node: fx.Node) -> bool:
+    """Whether no other node reads this one, as for arguments that keep their defaults."""
     if node.op == "output":
         return False
-    readers = [reader for reader in node.users if not _is_of_no_use(reader)]
+    readers = [reader for reader in node.users if not _is_unused(reader)]
     return not readers and node.op != "placeholder"
 
 
@@ -208,10 +207,10 @@ def _said(node: fx.Node, reason: str) -> str:
 
 
 def _finished(converter: Converter, output: Any) -> Traced:
-    """The graph, with what the module returns as its outputs.
+    """The complete graph, with the module's return values as outputs.
 
     Raises:
-        CannotTrace: it returns what is no tensor, or no layer's.
+        CannotTrace: a return value is not a tensor, or not the output of a layer.
     """
     drawing = converter.drawing
     values = list(output.values()) if isinstance(output, dict) else output

@@ -1,4 +1,4 @@
-"""What the nodes of a trace have become: tensors of the graph, constants, weights, sizes."""
+"""The converted values of trace nodes: tensors of the graph, constants, weights, sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,30 +10,30 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor of the graph, by the name that layers read it by."""
+    """A tensor of the graph, by the name that layers use as input."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A tensor that no row of the data changes: a buffer, or what is made of sizes and numbers."""
+    """A tensor that does not depend on the data: a buffer, or one built from sizes and numbers."""
 
     value: Tensor
     path: str | None = None
-    """The user's name of it, where it is a buffer as it stands."""
+    """The name of the buffer in the module, if it is one."""
 
 
 @dataclass(frozen=True)
 class Varying:
-    """Something that differs from batch to batch: the number of rows, the steps of a sequence."""
+    """A value that differs between batches: the number of rows, the steps of a sequence."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed sequence: the padded tensor, and which lengths it was packed by."""
+    """A packed sequence: the padded tensor and its lengths."""
 
     tensor: Ref
     lengths: Ref
@@ -42,24 +42,24 @@ class Packed:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of the user's, before it is known what takes it."""
+    """A parameter of the module whose use is not known yet."""
 
     value: nn.Parameter
     path: str
 
 
 def steady(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
-    """The sizes of axes; None where they differ."""
+    """The sizes of axes; None where they differ between batches."""
     return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
 
 def reads(args: Any, kwargs: Any) -> bool:
-    """Whether a call reads what depends on the data or on parameters."""
+    """Whether an argument depends on the data or on parameters."""
     return any(isinstance(item, (Ref, Weight, Packed)) for item in parts_of((args, kwargs)))
 
 
 def parts_of(item: Any) -> list[Any]:
-    """All that an argument is made of."""
+    """All nested parts of an argument."""
     if isinstance(item, (tuple, list)):
         return [found for part in item for found in parts_of(part)]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(item, dict):
@@ -70,12 +70,12 @@ def parts_of(item: Any) -> list[Any]:
 
 
 def has_varying(item: Any) -> bool:
-    """Whether a part of it differs from batch to batch."""
+    """Whether any part of an argument differs between batches."""
     return any(isinstance(part, Varying) for part in parts_of(item))
 
 
 def settled(values: tuple[Any, ...]) -> Any:
-    """What does not depend on the data: the same for all samples, or not."""
+    """Wrap values that do not depend on the data: constant over all samples, or varying."""
     first = values[0]
     if isinstance(first, Tensor):
         same = all(item.shape == first.shape and torch.equal(item, first) for item in values)
@@ -86,7 +86,7 @@ def settled(values: tuple[Any, ...]) -> Any:
 
 
 def named(name: str, value: Any) -> Any:
-    """The structure of a tuple with the names of its leaves."""
+    """The structure of a tuple, with `Ref`s to its leaves."""
     if isinstance(value, Tensor):
         return Ref(name)
     if isinstance(value, (tuple, list)):

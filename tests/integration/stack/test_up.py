@@ -54,7 +54,7 @@ def test_a_second_up_says_where_the_first_runs(house: House):
     for more in ([], ["--detach"]):
         second = command(house.home, "up", "--port", "0", *more)
         assert second.returncode == 1
-        assert f"running already at {house.runtime['url']}" in second.stderr
+        assert f"already running at {house.runtime['url']}" in second.stderr
     assert house.process.poll() is None
 
 

@@ -264,7 +264,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
     out, err = process.communicate(timeout=60)
     release.set()
     assert process.returncode == 130
-    assert (out, err) == ("", "detached; the job goes on: glasshouse watch job_1\n")
+    assert (out, err) == ("", "detached; the job continues: glasshouse watch job_1\n")
 
 
 def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
@@ -296,7 +296,7 @@ def test_what_is_no_command_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ):
     assert main(arguments) == 2
-    assert "write it after the command" in capsys.readouterr().err or not arguments
+    assert "put it after the command" in capsys.readouterr().err or not arguments
 
 
 def test_logs_are_printed_as_they_are(run: Run):
@@ -409,7 +409,7 @@ def test_inference_that_takes_too_long_is_6(run: Run):
     routes = Submitting("running").routes
     code, _, err = run("infer", "job_1", "--data", "ds_1", "--timeout", "0.05", routes=routes)
     assert code == 6
-    assert "it goes on" in err
+    assert "it was not canceled" in err
 
 
 def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_path: Path):

@@ -121,9 +121,7 @@ def test_several_that_may_be_meant_are_listed_and_nothing_is_done(
 def test_what_nobody_has_is_5(run: Run):
     code, _, err = run("show", "mlp-9", routes=Service().routes)
     assert code == 5
-    assert (
-        "no job has the name 'mlp-9', or an id that begins so; did you mean mlp-2 or mlp-1?" in err
-    )
+    assert "no job has the name or id prefix 'mlp-9'; did you mean mlp-2 or mlp-1?" in err
     assert run("show", "job_none", routes=Service().routes)[0] == 5
     assert run("jobs", "--json", routes=Service().routes)[0] == 0
 
@@ -275,7 +273,7 @@ def runtime(home: Path, **fields: Any) -> dict[str, str]:
 
 def test_a_service_that_was_stopped_is_said_to_be(tmp_path: Path):
     environ = runtime(tmp_path, pid=None)
-    with pytest.raises(gh.APIConnectionError, match="was stopped"):
+    with pytest.raises(gh.APIConnectionError, match="is stopped"):
         find_service(environ=environ)
     named = find_service("http://127.0.0.1:9", environ=environ)
     assert named.url == "http://127.0.0.1:9"
@@ -285,7 +283,7 @@ def test_a_service_that_was_stopped_is_said_to_be(tmp_path: Path):
 def test_commands_of_a_home_say_so_too(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     runtime(tmp_path, pid=None)
     assert main(["status", "--home", str(tmp_path)]) == 8
-    assert "was stopped" in capsys.readouterr().err
+    assert "is stopped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inner", ["", "run", "runtime.json"])

@@ -44,8 +44,8 @@ def test_a_value_lands_at_its_path(text: str, path: list[Any], value: Any):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("seed", "write it like"),
-        ("=1", "write it like"),
+        ("seed", "is not of the form"),
+        ("=1", "is not of the form"),
         ("seed.deep=1", "has no parts"),
         ("seed.deep.deeper=1", "has no parts"),
         ("network.layers.7.name=x", "no '7' among 2"),

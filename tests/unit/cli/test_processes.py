@@ -90,7 +90,7 @@ def test_one_home_has_one_stack(home: Path):
     assert not is_locked(home)
     with locked(home):
         assert is_locked(home)
-        with pytest.raises(StackError, match="running already"), locked(home):
+        with pytest.raises(StackError, match="already running"), locked(home):
             pass
     assert not is_locked(home)
 

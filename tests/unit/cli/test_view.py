@@ -137,7 +137,7 @@ def test_the_view_forgets_what_a_later_attempt_runs_again():
     view.see({"type": "attempt", "n": 2, "resumed_from_step": 6})
     assert [step for step, _ in view.losses] == [0, 1, 2, 3, 4, 5]
     assert (view.step, view.values["loss"], list(view.layers)) == (5, 5.0, ["conv1"])
-    assert "attempt 2 goes on from step 6" in shown(view)
+    assert "attempt 2 resumed from step 6" in shown(view)
     view.see({"type": "attempt", "n": 3, "resumed_from_step": 0})
     assert (view.step, view.values, list(view.losses), view.layers) == (None, {}, [], {})
 

@@ -237,7 +237,7 @@ def test_names_alone_are_metrics_and_probes(connect: Connect):
     client.train(LAYERS, (X, Y), metrics="accuracy", probes=probe, epochs=1)
     assert service.specs[2]["metrics"][0]["inputs"] == ["fc", "y"]
     assert service.specs[2]["probes"] == [probe]
-    with pytest.raises(ValueError, match=r"say what mean is of: \{'type': 'mean', 'inputs'"):
+    with pytest.raises(ValueError, match=r"mean needs inputs: \{'type': 'mean', 'inputs'"):
         client.train(LAYERS, (X, Y), metrics=["mean"], epochs=1)
 
 
@@ -312,29 +312,29 @@ def of_groups(**second: Any) -> torch.optim.Optimizer:
 
 STEP = functools.partial(lr_scheduler.StepLR, step_size=3)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one layer": ({"network": LAYERS[1]}, "one layer (Linear); give the list of its layers"),
-    "neither": ({"network": {"nodes": []}}, "give {'layers': [...]}"),
+    "one layer": ({"network": LAYERS[1]}, "one layer (Linear): pass a list of layers"),
+    "neither": ({"network": {"nodes": []}}, "pass {'layers': [...]}"),
     "a preset misspelled": (
         {"network": "resnet81"},
-        "no preset 'resnet81'; did you mean resnet18?",
+        "unknown preset 'resnet81'; did you mean resnet18?",
     ),
-    "a preset of nothing": ({"network": "qqq"}, "there is no preset 'qqq'; there is cbow"),
+    "a preset of nothing": ({"network": "qqq"}, "unknown preset 'qqq'; use cbow"),
     "a module class": (
         {"network": Net},
-        "Net is a class; give a module, an instance of it: Net(…)",
+        "Net is a class: pass an instance of it: Net(…)",
     ),
     "a number": ({"network": 3}, "a list of layers, the name of a preset or an nn.Module"),
-    "no targets": ({"data": X}, "one array of shape [6, 4], without targets: give a pair (x, y)"),
-    "a tensor alone": ({"data": torch.ones(2, 3)}, "one array of shape [2, 3], without targets"),
+    "no targets": ({"data": X}, "one array of shape [6, 4] without targets: pass a pair (x, y)"),
+    "a tensor alone": ({"data": torch.ones(2, 3)}, "one array of shape [2, 3] without targets"),
     "a path": ({"data": "/data/x.csv"}, "Upload it: data=client.datasets.upload('/data/x.csv')"),
     "a loss of one's own": (
         {"loss": OwnLoss()},
-        "OwnLoss is not a class of torch.nn, and the servic",
+        "OwnLoss is not a class of torch.nn, and the service does",
     ),
-    "what it extends": ({"loss": OwnLoss()}, "CrossEntropyLoss, which it extends, can be given"),
+    "what it extends": ({"loss": OwnLoss()}, "you can use CrossEntropyLoss, which it extends"),
     "a function": (
         {"loss": nn.functional.cross_entropy},
-        "a function; give a class or an instance",
+        "a function; pass a class of torch.nn or an instance",
     ),
     "its class": ({"loss": nn.functional.mse_loss}, "such as MSELoss"),
     "a distance": (
@@ -344,41 +344,41 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a lambda": ({"loss": lambda a, b: a - b}, "is a function"),
     "an optimizer of one's own": (
         {"optimizer": OwnOptimizer},
-        "SGD, which it extends, can be given",
+        "you can use SGD, which it extends",
     ),
     "a partial by place": (
         {"optimizer": functools.partial(torch.optim.SGD, [])},
-        "give the arguments of partial(SGD) by name",
+        "pass the arguments of partial(SGD) as keywords",
     ),
-    "an optimizer at work": ({"optimizer": stepped()}, "has made steps already"),
+    "an optimizer at work": ({"optimizer": stepped()}, "has already made steps"),
     "groups of a graph": (
         {"optimizer": of_groups(lr=1.0)},
-        "give layers lr_scale and weight_decay",
+        "set lr_scale and weight_decay of the layers",
     ),
     "groups that differ": (
         {"network": NET, "optimizer": of_groups(momentum=0.5)},
-        "differ in momentum (0 and 0.5); in a spec they can differ in lr and weight_decay only",
+        "differ in momentum (0 and 0.5); in a spec, only lr and weight_decay can differ",
     ),
     "a group at rest": ({"network": NET, "optimizer": of_groups(lr=0.0)}, "requires_grad_(False)"),
     "parameters left out": (
         {"network": NET, "optimizer": torch.optim.SGD(NET.body.parameters(), lr=0.1)},
-        "it leaves out head.weight, head.bias. Give it all parameters",
+        "it does not have head.weight, head.bias. Pass all parameters",
     ),
     "another's parameters": (
         {"network": NET, "optimizer": torch.optim.SGD(Net().parameters(), lr=0.1)},
-        "it updates parameters that the network does not have",
+        "it has parameters that the network does not have",
     ),
     "a scheduler without a unit": (
         {"scheduler": lr_scheduler.StepLR(stepped(), 3)},
-        "say what StepLR counts",
+        "the unit of StepLR is required",
     ),
     "a scheduler of functions": (
         {"scheduler": {"type": lr_scheduler.LambdaLR(stepped(), float), "unit": "epochs"}},
-        "the arguments of a LambdaLR cannot be read off it",
+        "the arguments of a LambdaLR cannot be read from the object",
     ),
     "arguments twice": (
         {"scheduler": {"type": STEP, "args": {"gamma": 1}, "unit": "steps"}},
-        "StepLR brings its arguments along; leave args out",
+        "the StepLR object has its arguments: remove args",
     ),
     "a sampler": (
         {"data": loader_of(sampler=WeightedRandomSampler([1.0] * 6, 6))},
@@ -390,11 +390,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no batches": ({"data": loader_of(batch_size=None)}, "batch_size None"),
     "a collate_fn": ({"data": loader_of(collate_fn=list)}, "the collate_fn list"),
-    "a GPU": ({"options": {"device": "gpu"}}, "no 'gpu'; did you mean cuda? Give 'auto', 'cpu'"),
-    "a device of letters": ({"options": {"device": "cuda:a"}}, "write it like 'cuda:1'"),
+    "a GPU": (
+        {"options": {"device": "gpu"}},
+        "unknown device 'gpu'; did you mean cuda? Use 'auto', 'cpu'",
+    ),
+    "a device of letters": ({"options": {"device": "cuda:a"}}, "use a name like 'cuda:1'"),
     "two devices": (
         {"options": {"device": "cpu", "devices": {}}},
-        "give device or devices, not both",
+        "set device or devices, not both",
     ),
     "an unknown option": ({"options": {"optimiser": 1}}, "optimiser; did you mean optimizer?"),
 }
@@ -414,7 +417,7 @@ def test_what_cannot_be_trained_is_refused_with_what_to_give(connect: Connect, c
 
 def test_a_device_is_one_of_few():
     assert device_of("auto") == {"type": "auto"}
-    with pytest.raises(ValueError, match="'cpu:1' names one core; give 'cpu'"):
+    with pytest.raises(ValueError, match="'cpu:1' has an index; use 'cpu'"):
         device_of("cpu:1")
 
 
@@ -446,9 +449,9 @@ def test_a_preset_of_other_sizes_is_refused_in_words_of_its_own():
 @pytest.mark.parametrize("name", ["/data/x.csv", "ds_1?force=true", "ds_1#a", "", "a b"])
 def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
     client = connect()
-    with pytest.raises(ValueError, match="is not the id of a dataset"):
+    with pytest.raises(ValueError, match="is not a valid dataset id"):
         client.datasets.get(name)
-    with pytest.raises(ValueError, match="is not the id of a job"):
+    with pytest.raises(ValueError, match="is not a valid job id"):
         client.jobs.cancel(name)
 
 

@@ -77,7 +77,7 @@ def test_the_line_has_its_extremes_at_its_edges_and_crosses_where_values_are_not
     assert lines[0] == ["4.0,4.0"]
     assert lines[2][0].endswith(",44.0")
     assert drawn.find("path").attrib["d"].count("M") == 2
-    assert drawn.attrib["aria-label"] == "loss from 4 to 3, lowest 1, 2 values not finite"
+    assert drawn.attrib["aria-label"] == "loss from 4 to 3, min 1, 2 NaN or Inf values"
 
 
 def test_a_long_line_is_thinned_but_for_what_is_not_finite():
@@ -207,7 +207,7 @@ def test_an_awaited_job_lives_in_its_own_loop(serve: Serve, monkeypatch: pytest.
 
 
 def test_a_card_of_a_service_that_was_away_goes_on(serve: Serve, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("glasshouse.client.job.AGAIN_S", 0.0)
+    monkeypatch.setattr("glasshouse.client.job.RETRY_S", 0.0)
     shown = in_notebook(monkeypatch)
     answers = iter([problem(503), answer(job(state="running")), problem(500), problem(404)])
     routes = service("running", [])

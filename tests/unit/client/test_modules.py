@@ -411,22 +411,22 @@ class Parametrized(Refused):
 
 
 REFUSED: dict[type[nn.Module], str] = {
-    BranchOnValues: "an if or a loop depends on values",
-    LoopOverBatch: "counts by a size of the batch",
-    UnknownFunction: "fft_rfft() is not among the functions",
-    UnknownMethod: "the method sinh() is not among",
-    SizeOfTheBatch: "a size that differs from batch to batch",
-    Numpy: "does not run without values",
-    HalfFrozen: "freeze all of a layer, or none of it",
-    TiedAcross: "its weight is also that of 'fc'",
-    ReadsAWeight: "is read beside it",
+    BranchOnValues: "an if or a loop depends on tensor values",
+    LoopOverBatch: "uses a size of the batch",
+    UnknownFunction: "fft_rfft() is not supported",
+    UnknownMethod: "the method sinh() is not supported",
+    SizeOfTheBatch: "a size that differs between batches",
+    Numpy: "the code cannot be traced",
+    HalfFrozen: "freeze the whole layer or nothing",
+    TiedAcross: "its weight is shared with 'fc'",
+    ReadsAWeight: "is also used elsewhere",
     Doubles: "float64",
-    Mode: "is not the module's",
-    NoGradient: "the gradient by 'fc.weight' is not the module's",
+    Mode: "differs from that of the module",
+    NoGradient: "the gradient of 'fc.weight' differs from that of the module",
     ChangesWhatItNeeds: "cannot be run and trained: one of the variables",
     Returned: "must return a tensor, or a tuple or dict of tensors",
     ALoss: "'loss' (MSELoss) is a loss",
-    Lazy: "does not know its sizes yet",
+    Lazy: "is uninitialized",
     Hooked: "has hooks",
     Parametrized: "has parametrizations",
 }
@@ -498,9 +498,9 @@ def test_a_single_argument_reads_the_first_field_and_lengths_are_those_of_the_se
 
 def test_arguments_that_no_field_is_named_like_are_refused():
     module = CASES["two towers"].module()
-    with pytest.raises(TypeError, match=r"forward\(\) takes left, right, debug, and the data has"):
+    with pytest.raises(TypeError, match=r"forward\(\) takes left, right, debug, but the data has"):
         match(module, {"left": dense(6), "other": dense(6)})
-    with pytest.raises(TypeError, match="name them alike"):
+    with pytest.raises(TypeError, match="use the same names"):
         match(module, {"left": dense(6), "right": dense(6)}, {"left": "nowhere"})
 
 

@@ -71,13 +71,13 @@ def test_a_failure_is_explained_by_reason_place_hint_and_the_failing_ranks_last_
         "job_1 is failed: The loss is NaN.",
         "  where: layer conv2, step 7, rank 1",
         "  first finding: conv2's output has 3 NaN in step 6.",
-        "  likely: the learning rate is high",
-        "  likely: the data has NaN",
+        "  likely cause: the learning rate is high",
+        "  likely cause: the data has NaN",
         "  hint: Lower the learning rate.",
-        "  note: it is at its attempt 2",
+        "  note: this is attempt 2",
         f"  see {client.url}/errors/non_finite",
         "",
-        "last lines of its log:",
+        "last log lines:",
         "  step 6",
         "  step 7",
         "  boom",
@@ -197,7 +197,9 @@ def test_the_best_checkpoint_by_accuracy_is_the_one_with_the_highest(connect: Co
     found = job_of(connect(Route("/api/v1/jobs/job_1/checkpoints", lambda _: listing(*made))))
     assert found.best_checkpoint("validation/accuracy").id == "ckpt_1"
     assert found.best_checkpoint("validation/accuracy", mode="min").id == "ckpt_0"
-    with pytest.raises(ValueError, match=r"mode: .*'q'.* give mode='min' or mode='max'"):
+    with pytest.raises(
+        ValueError, match=r"mode cannot be inferred .*'q'.* set mode='min' or mode='max'"
+    ):
         found.best_checkpoint("q")
     assert found.best_checkpoint("q", mode="max").id == "ckpt_1"
 

@@ -254,5 +254,5 @@ def test_a_silent_service_is_a_timeout():
 
 def test_something_that_is_not_the_service_is_told_as_such(connect: Connect):
     script = Scripted(PlainTextResponse("<html>hello"))
-    with pytest.raises(gh.APIError, match="is not JSON"):
+    with pytest.raises(gh.APIError, match="instead of JSON"):
         connect(script.route("/api/v1/")).info()

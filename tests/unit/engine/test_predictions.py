@@ -96,7 +96,7 @@ def test_the_client_reads_the_names(trained: Trained, tmp_path: Path):
     assert [row["fc/class"] for row in table] == found["fc/class"].tolist()
     with pytest.raises(ValueError, match="differ in rows"):
         write_table(tmp_path / "table.csv", {"a": np.ones(2), "b": np.ones(3)})
-    with pytest.raises(ValueError, match="which a csv cannot hold"):
+    with pytest.raises(ValueError, match="which csv does not support"):
         write_table(tmp_path / "table.csv", {"a": np.ones((2, 2, 2))})
 
 
