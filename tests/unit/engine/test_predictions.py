@@ -94,7 +94,7 @@ def test_the_client_reads_the_names(trained: Trained, tmp_path: Path):
     assert float(rows[3]["fc/value/1"]) == found["fc/value"][3, 1]
     assert [json.loads(line)["fc/value"] for line in lines] == found["fc/value"].tolist()
     assert [row["fc/class"] for row in table] == found["fc/class"].tolist()
-    with pytest.raises(ValueError, match="differ in rows"):
+    with pytest.raises(ValueError, match="different numbers of rows"):
         write_table(tmp_path / "table.csv", {"a": np.ones(2), "b": np.ones(3)})
     with pytest.raises(ValueError, match="which csv does not support"):
         write_table(tmp_path / "table.csv", {"a": np.ones((2, 2, 2))})
