@@ -20,6 +20,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    gc.disable()  # there is no garbage yet, and looking for it takes a sixth of the import time
+
 import torch
 
 from engine.process import rank
@@ -212,8 +215,8 @@ def main() -> None:
     threads = num_threads()
     if threads != 1:
         raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")
-    gc.collect()
     gc.freeze()
+    gc.enable()
     ForkServer(connection).serve()
 
 

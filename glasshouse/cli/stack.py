@@ -173,6 +173,8 @@ class Stack:
             time.sleep(0.05)
 
     def _is_up(self) -> bool:
+        if not accepts(HOST, int(self.url.rpartition(":")[2])):
+            return False  # a client costs more processor time than the API could then use to start
         with suppress(APIError), Client(self.url, "-", timeout=5, max_retries=0) as client:
             client.ready()
             return True
@@ -183,14 +185,15 @@ class Stack:
         told: dict[str, Any] = {}
 
         def is_well() -> bool:
-            with suppress(APIError), Client(self.url, key, timeout=5, max_retries=0) as client:
+            with suppress(APIError):
                 told.update(client.ready())
                 active = [one for one in client.workers.list() if one.data["state"] == "active"]
                 return told.get("status") == "ok" and len(active) >= self._num_workers
             return False
 
         try:
-            self._await("the workers", is_well)
+            with Client(self.url, key, timeout=5, max_retries=0) as client:
+                self._await("the workers", is_well)
         except StackError as error:
             if any(child.ended() is not None for child in self._children):
                 raise
@@ -310,6 +313,13 @@ def make_home(home: Path) -> None:
     for name in _DIRECTORIES:
         (home / name).mkdir(mode=0o700, exist_ok=True)
     (home / "run").chmod(0o700)
+
+
+def accepts(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
 
 
 @contextmanager

@@ -25,12 +25,6 @@ QUESTION = "/api/v1/catalog/losses"
 """One that a planner answers at once; that of the metrics imports torchmetrics first."""
 
 
-@pytest.fixture
-def own_service():
-    with running_api() as api:
-        yield api
-
-
 @pytest.fixture(scope="module")
 def lonely_service():
     """An API without a broker, for tests that leave it with a planner."""
@@ -49,21 +43,14 @@ def test_the_api_never_imports_torch():
     assert ran.stdout.strip() == "[]"
 
 
-def test_an_idle_api_is_small(own_service: Api):
-    with own_service.client() as client:
-        client.get(QUESTION)
-    rss = psutil.Process(own_service.process.pid).memory_info().rss
-    sys.stdout.write(json.dumps({"api_idle_rss_mb": round(rss / 1e6, 1)}) + "\n")
-    assert rss < 150e6
-
-
 @pytest.mark.parametrize("warm", ["true", "false"])
-def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
+def test_the_planner_starts_with_the_api_or_with_the_first_question_and_ends_with_it(warm: str):
+    """And an API that does nothing is small, and a signal ends it in good order."""
     with running_api(warm_planner=warm) as api, api.client() as client:
+        process = psutil.Process(api.process.pid)
 
-        def planners() -> list[int]:
-            children = psutil.Process(api.process.pid).children()
-            return [one.pid for one in children if "engine.process.planner" in one.cmdline()]
+        def planners() -> list[psutil.Process]:
+            return [one for one in process.children() if "engine.process.planner" in one.cmdline()]
 
         if warm == "true":
             (there,) = until(planners)
@@ -74,23 +61,21 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question(warm: str):
         assert client.get(QUESTION).status_code == 200
         (asked,) = planners()
         assert warm == "false" or asked == there
+        rss = process.memory_info().rss
+        sys.stdout.write(json.dumps({"api_idle_rss_mb": round(rss / 1e6, 1)}) + "\n")
+        assert rss < 150e6
+        assert process.children() == [asked]
+        assert api.stop() == 0
+        assert not asked.is_running()
 
 
-def test_a_signal_ends_the_api_and_its_planner_in_good_order(own_service: Api):
-    with own_service.client() as client:
-        client.get(QUESTION)
-    children = psutil.Process(own_service.process.pid).children()
-    assert children
-    assert own_service.stop() == 0
-    assert not any(child.is_running() for child in children)
-
-
-def test_a_killed_api_takes_its_planner_along(own_service: Api):
-    with own_service.client() as client:
-        client.get(QUESTION)
-    children = psutil.Process(own_service.process.pid).children()
-    own_service.stop(signal.SIGKILL)
-    until(lambda: not any(child.is_running() for child in children))
+def test_a_killed_api_takes_its_planner_along():
+    with running_api() as api:
+        with api.client() as client:
+            client.get(QUESTION)
+        children = psutil.Process(api.process.pid).children()
+        api.stop(signal.SIGKILL)
+        until(lambda: not any(child.is_running() for child in children))
 
 
 def test_the_api_ends_when_its_lifeline_is_cut(tmp_path: Path):

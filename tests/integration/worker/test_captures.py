@@ -4,6 +4,8 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from api.rendering import tensors
 from models.observations import captures
 from models.tables import Capture
+from tests.integration.worker.conftest import open_broker, open_shop
 from tests.integration.worker.shop import Shop, endless, train_spec
 from tests.waiting import until
 
@@ -64,11 +67,26 @@ def test_a_step_is_one_file_and_its_tensors_are_those_of_the_statistics(shop: Sh
     assert len(files) == 20
 
 
+@pytest.fixture(scope="module")
+def shop_with_small_ring(tmp_path_factory: pytest.TempPathFactory) -> Generator[Shop]:
+    """A worker whose ring has room for a few tensors."""
+    home = tmp_path_factory.mktemp("ring")
+    with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
+        shop.start_worker(CAPTURE_BUFFER_BYTES="12288")
+        yield shop
+
+
+@pytest.fixture
+def small_ring(shop_with_small_ring: Shop) -> Generator[Shop]:
+    yield shop_with_small_ring
+    shop_with_small_ring.settle()
+
+
 @pytest.mark.parametrize("lossless", [False, True])
 def test_a_ring_that_is_too_small_drops_exactly_or_makes_training_wait(
-    shop: Shop, *, lossless: bool
+    small_ring: Shop, *, lossless: bool
 ):
-    shop.start_worker(CAPTURE_BUFFER_BYTES="12288")
+    shop = small_ring
     probe = EVERYTHING | {"lossless": lossless}
     spec = train_spec(shop.dataset(), probes=[probe], stop={"steps": 60})
     job_id = shop.submit(spec)
@@ -88,8 +106,8 @@ def test_a_ring_that_is_too_small_drops_exactly_or_makes_training_wait(
     assert len(losses) == 60
 
 
-def test_a_cancelled_job_does_not_wait_for_room(shop: Shop):
-    shop.start_worker(CAPTURE_BUFFER_BYTES="4096")
+def test_a_cancelled_job_does_not_wait_for_room(small_ring: Shop):
+    shop = small_ring
     job_id = shop.submit(endless(shop.dataset(), probes=[EVERYTHING | {"lossless": True}]))
     shop.wait_step(job_id)
     shop.cancel(job_id)

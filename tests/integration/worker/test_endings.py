@@ -248,9 +248,10 @@ def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_said_to_stall(shop: Sh
     assert kinds(shop, job_id) == ["killed"]
 
 
+@pytest.mark.staffed("odd")
 def test_a_job_that_goes_on_after_a_stall_ends_well(shop: Shop):
-    shop.start_worker(odd=True, STALL_TIMEOUT_S="0.6")
-    job_id = shop.submit(train_spec(shop.dataset(), labels=misbehaving("doze", 3)))
+    spec = train_spec(shop.dataset(), labels=misbehaving("doze", 3), stall_timeout_s=0.6)
+    job_id = shop.submit(spec)
     assert shop.wait(job_id).state == "succeeded"
     assert len(shop.payloads(job_id, "stalled")) == 1
 
@@ -262,8 +263,8 @@ def test_a_job_that_goes_on_after_a_stall_ends_well(shop: Shop):
         pytest.param("fail", ["stalled"], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.staffed("odd")
 def test_a_spec_may_want_more_than_a_word_about_a_stall(on_stall: str, ends: list[str], shop: Shop):
-    shop.start_worker(odd=True, GRACE_S="0.5", KILL_S="0.5")
     spec = train_spec(shop.dataset(), labels=misbehaving("sleep", 3, attempts=1))
     job_id = shop.submit(spec | {"stall_timeout_s": 1.0, "on_stall": on_stall})
     job = shop.wait(job_id)
@@ -289,8 +290,8 @@ def test_a_job_that_takes_too_long_is_stopped_saved_and_has_failed(shop: Shop):
     assert saved[-1].step == len(shop.steps(job_id))
 
 
+@pytest.mark.staffed("odd")
 def test_a_job_that_takes_too_long_and_does_not_listen_is_killed(shop: Shop):
-    shop.start_worker(odd=True, GRACE_S="0.5", KILL_S="0.5")
     job_id = shop.submit(
         endless(shop.dataset(), timeout_s=1.0, labels=misbehaving("be-deaf", "start"))
     )
@@ -335,8 +336,8 @@ def test_nothing_of_a_cancelled_job_is_left(force: bool, shop: Shop):
     assert shared() <= before
 
 
+@pytest.mark.staffed("odd")
 def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(shop: Shop):
-    shop.start_worker(odd=True, GRACE_S="0.5", KILL_S="0.5")
     job_id = shop.submit(endless(shop.dataset(), labels=misbehaving("print", 2)))
     pid = shop.rank_pid(job_id)
     directory = shop.home / "work" / "w1" / job_id / "1" / "logs"

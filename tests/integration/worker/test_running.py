@@ -193,8 +193,8 @@ def test_a_stopped_worker_gives_its_jobs_back_unblamed(shop: Shop):
     assert states[name] == "stopped"
 
 
+@pytest.mark.staffed
 def test_a_training_that_stops_early_says_why(shop: Shop):
-    shop.start_worker()
     dataset = shop.dataset()
     whole = endless(dataset)
     early = {"metric": "validation/loss", "mode": "min", "patience": 2}
@@ -214,8 +214,8 @@ def test_a_training_that_stops_early_says_why(shop: Shop):
     assert shop.payloads(job_id, "state")[-1]["reason"] == job.state_reason
 
 
+@pytest.mark.staffed
 def test_rows_of_validation_are_run_after_every_epoch_where_nothing_else_is_said(shop: Shop):
-    shop.start_worker()
     dataset = shop.dataset()
     whole = endless(dataset) | {"stop": {"epochs": 3}}
     whole["data"] |= {"validation": {"dataset": dataset, "split": "train"}}
