@@ -130,7 +130,7 @@ def _parameter(raw: inspect.Parameter, annotation: Any) -> Parameter | None:
 
 
 def _signatures(cls: type) -> list[Any]:
-    """Return the constructors to read: that of the class, and parents' while it takes ``**kwargs``."""
+    """Return the constructors to read: the class's, and its parents' while they take ``**kwargs``."""
     found: list[Any] = []
     for parent in cls.__mro__:
         init = parent.__dict__.get("__init__")
@@ -257,7 +257,7 @@ def missing(known: dict[str, Parameter], given: dict[str, Any]) -> list[str]:
 
 
 def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) -> str:
-    """Find the argument that makes a build fail: without it, or with 1 for it, the build succeeds."""
+    """Find the argument that makes a build fail: without it, or with 1 for it, the build works."""
     for name in arguments:
         others = {key: value for key, value in arguments.items() if key != name}
         for trial in (others, {**others, name: 1}):

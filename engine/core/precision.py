@@ -39,5 +39,5 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def in_float32(tensor: Tensor) -> Tensor:
-    """Return bfloat16 and float16 tensors as float32, so that sums over many values are accurate."""
+    """Return bfloat16 and float16 tensors as float32, for accurate sums over many values."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -20,7 +20,7 @@ class Stateful(Protocol):
     """A part of a training run that checkpoints contain."""
 
     def state(self) -> State:
-        """Return the current state. Tensors are copied by the caller at once, other values are not."""
+        """Return the current state. The caller copies tensors at once, other values not at all."""
         ...
 
     def restore(self, state: State) -> None:
@@ -64,7 +64,7 @@ class Staging:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copied(self, part: str, name: str, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy. From an accelerator it is complete when the stream reaches it."""
+        """Return a contiguous copy; from an accelerator, complete once the stream reaches it."""
         source = tensor.detach()
         try:
             buffer = self._buffer((part, name), source)

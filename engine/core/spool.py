@@ -67,7 +67,7 @@ class SpoolWriter:
                 self._write()
 
     def settle(self) -> None:
-        """Write buffered records if some milliseconds have passed; called at every step boundary."""
+        """Write buffered records if some milliseconds have passed; called at step boundaries."""
         if time.monotonic() - self._flushed_at >= _FLUSH_S:
             self.flush()
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an output with names: ``lstm.0``, ``lstm.1.0`` …; a lone one: ``lstm``."""
+    """Yield an output's tensors with names: ``lstm.0``, ``lstm.1.0`` …; a single one: ``lstm``."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):

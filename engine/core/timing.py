@@ -21,8 +21,8 @@ PARTS = (
 """The parts that are reported. The rest of a step is reporting itself."""
 REPORT = "report"
 TRAINING_FACTOR = 3
-"""A step is counted as three times the operations of its forward pass: the usual convention, one for
-the forward pass and two for the gradients with respect to inputs and parameters."""
+"""A step counts as three times the operations of its forward pass. This is the usual convention:
+one for the forward pass, two for the gradients with respect to inputs and parameters."""
 _MAX_WAITING = 4096
 
 
@@ -123,7 +123,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Measures laps in the device's queue. A lap is counted once the event at its end has completed.
+    """Measures laps in the device's queue. A lap counts once the event at its end has completed.
 
     Host work while the device is busy therefore counts as nothing. If the device waits for the
     host, the time counts for the part that it waits for.
