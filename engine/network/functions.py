@@ -1,7 +1,7 @@
-"""Torch functions as named layers: the allow-list, each a small function of its inputs.
+"""The torch functions that can be layers: an allow-list, each a small function of its inputs.
 
-Positional parameters are inputs of the layer; keyword-only parameters are its arguments, under
-torch's names and with torch's defaults. Shape suffixes are left out: these take any shape.
+Positional parameters are inputs of the layer. Keyword-only parameters are its arguments, with
+torch's names and defaults. There are no shape suffixes, because these take any shape.
 """
 
 import inspect
@@ -208,7 +208,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """The input times the normal distribution function of it."""
+    """The input times the normal cumulative distribution function of it."""
     return F.gelu(x, approximate=approximate)
 
 
@@ -243,17 +243,17 @@ def norm(x: Tensor, *, p: float = 2, dim: Dims = None, keepdim: bool = False) ->
 
 
 def cumsum(x: Tensor, *, dim: int) -> Tensor:
-    """The sum so far along an axis."""
+    """The cumulative sum along an axis."""
     return torch.cumsum(x, dim=dim)
 
 
 def flip(x: Tensor, *, dims: list[int]) -> Tensor:
-    """Axes from behind."""
+    """The input with the order of axes' elements reversed."""
     return torch.flip(x, dims=tuple(dims))
 
 
 def one_hot(x: Tensor, *, num_classes: int) -> Tensor:
-    """Integers below ``num_classes`` as float32 vectors with a one in that place."""
+    """Integers below ``num_classes`` as float32 one-hot vectors."""
     return F.one_hot(x, num_classes).to(torch.float32)
 
 
@@ -277,12 +277,12 @@ def scaled_dot_product_attention(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, of weights that are layers: ``Parameter``."""
+    """``x @ weight.T + bias``; the weights are ``Parameter`` layers."""
     return F.linear(x, weight, bias)
 
 
 def embedding(x: Tensor, weight: Tensor) -> Tensor:
-    """The rows of a weight that is a layer, picked by integers."""
+    """Rows of a weight, which is a ``Parameter`` layer, picked by integers."""
     return F.embedding(x, weight)
 
 
@@ -365,12 +365,12 @@ class Function(nn.Module):
         return self.function(*inputs, **self.arguments)
 
     def extra_repr(self) -> str:
-        """The name, for error messages."""
+        """Return the name, for error messages."""
         return self.function.__name__
 
 
 def num_inputs(name: str) -> tuple[int, int | None]:
-    """How many inputs a function takes: at least, and at most (None: any number)."""
+    """Return how many inputs a function takes: min and max (None: any number)."""
     positional = [
         item
         for item in inspect.signature(FUNCTIONS[name]).parameters.values()

@@ -24,7 +24,7 @@ class Clip:
     """Clips the gradients of a network's parameters in place. Saved in checkpoints."""
 
     def __init__(self, spec: GradClip | None, own: Sequence[tuple[GradClip, Parameters]]) -> None:
-        """``own``: the clipping of each group of parameters; if ``spec`` is set, it is the first."""
+        """``own``: the clipping of each group of parameters; first ``spec``'s, if it is set."""
         self.spec = spec
         """The job's ``grad_clip``. Its limits may change between two steps."""
         self._sets = [_Set(*item) for item in own]

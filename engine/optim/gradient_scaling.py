@@ -73,7 +73,7 @@ class GradScaling:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether the last update was skipped because gradients overflowed. Waits for the device."""
+        """Whether the last update was skipped because gradients overflowed. Blocks until known."""
         return bool(self._has_skipped)
 
     def figures(self) -> dict[str, Tensor]:
