@@ -130,7 +130,7 @@ def _parameter(raw: inspect.Parameter, annotation: Any) -> Parameter | None:
 
 
 def _signatures(cls: type) -> list[Any]:
-    """Return the constructors to read: the class's, and parents' while they take ``**kwargs``."""
+    """Return the constructors to read: the class's, and parents' while ``**kwargs`` is there."""
     found: list[Any] = []
     for parent in cls.__mro__:
         init = parent.__dict__.get("__init__")
