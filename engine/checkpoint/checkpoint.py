@@ -2,7 +2,7 @@
 
 A checkpoint has ``model.safetensors`` (state_dict), a file for each other part with tensors,
 ``state.json`` (everything else) and ``manifest.json`` (size and digest of all others). Nothing is
-unpickled. This module knows tensors and files; it knows nothing of jobs.
+unpickled. Handles tensors and files, not jobs.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Check that weights that a client uploads fit their network: names, shapes, dtypes.
 
-The planner receives only the header of the file, never the weights. This module knows torch and
-graphs; it knows nothing of files.
+The planner receives only the header of the file, never the weights. Depends on torch and graphs,
+not on files.
 """
 
 from collections.abc import Mapping

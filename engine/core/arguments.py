@@ -1,6 +1,6 @@
 """Read the arguments of torch classes from their signatures, check them and convert them from JSON.
 
-This module knows signatures and JSON. It knows nothing of networks or jobs.
+Handles signatures and JSON, not networks or jobs.
 """
 
 import collections.abc

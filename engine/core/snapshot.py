@@ -1,7 +1,7 @@
 """Copy the state of a training run at a step boundary into host memory.
 
 Everything that a resumed run needs is a part with `Stateful`'s two methods. One place lists all
-parts (`engine/training/loop.py`). This module knows tensors; it knows no files.
+parts (`engine/training/loop.py`). Handles tensors, not files.
 """
 
 from collections.abc import Mapping

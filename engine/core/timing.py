@@ -2,7 +2,7 @@
 
 On the CPU laps are measured with the host's clock. On CUDA they are the time between events in the
 device's queue. The events are read after they have completed, so nothing waits for the device.
-This module knows torch's events; it knows nothing of jobs.
+Depends on torch's events, not on jobs.
 """
 
 import time

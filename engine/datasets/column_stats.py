@@ -1,4 +1,4 @@
-"""Compute the statistics of a column, block by block while it is written. Knows numpy only."""
+"""Compute the statistics of a column, block by block while it is written. Uses numpy only."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Write a dataset directory: meta.json, stats.json and plain .npy files. Knows numpy only.
+"""Write a dataset directory: meta.json, stats.json and plain .npy files. Uses numpy only.
 
 Columns are appended block by block, so a dataset of any size needs a few megabytes of memory.
 ``models.storage.columns`` and ``engine.data`` read these files.

@@ -2,8 +2,8 @@
 
 The mean over a dataset, and over a step of several micro-batches, is the sum of the numerators over
 the sum of the denominators. It is not the mean of the batches' means: their denominators differ
-whenever targets are ignored, classes have weights or sequences have lengths. This module knows
-torch; it knows nothing of specs, data or jobs.
+whenever targets are ignored, classes have weights or sequences have lengths. Depends on torch, not
+on specs, data or jobs.
 
 Shape suffixes: B = rows, T = steps of the longest row, S = the steps of all rows together.
 """

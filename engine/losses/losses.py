@@ -1,6 +1,6 @@
 """Build losses from torch's names and arguments, one or several with weights.
 
-They are checked before anything runs. This module knows torch; it knows nothing of data or jobs.
+They are checked before anything runs. Depends on torch, not on data or jobs.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Uses torch.utils.checkpoint (non-reentrant) around segments of layers. Only a segment's inputs stay
 in memory; the backward pass recomputes the rest with the same random numbers. Hooks do not run for
-the recomputation, and buffers keep their values. This module knows torch, not graphs.
+the recomputation, and buffers keep their values. Depends on torch, not on graphs.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Row i of a batch continues row i of the previous batch. Each epoch and each evaluation starts with
 zeros. Gradients stop at the start of a batch (truncated backpropagation through time, Williams and
-Peng, 1990). This module knows torch and jobs; it knows nothing of files.
+Peng, 1990). Depends on torch and jobs, not on files.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Run the layers of a network in order.
 
-A ReLU and the pooling after it may run as a pair. This module knows torch; it knows no graphs.
+A ReLU and the pooling after it may run as a pair. Depends on torch, not on graphs.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Networks: a graph of named layers as one torch module whose layer outputs are all accessible.
 
-This module knows torch and graphs; it knows nothing of data, training or jobs.
+Depends on torch and graphs, not on data, training or jobs.
 """
 
 from collections.abc import Mapping, Sequence

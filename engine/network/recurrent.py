@@ -1,7 +1,7 @@
 """Layers that process the steps of a row and use row lengths to ignore padding.
 
 A batch of sequences is padded to its longest row. These layers get the lengths and output what each
-row would output alone. This module knows torch; it knows nothing of graphs or data.
+row would output alone. Depends on torch, not on graphs or data.
 
 Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S = the steps of all
 rows together.

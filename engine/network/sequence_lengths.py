@@ -2,7 +2,7 @@
 
 An axis of a layer's input that grows with the rows of a field is the steps of that field's rows. A
 network that fits only one length would fail at the first batch whose longest row differs, so it is
-refused here. This module knows graphs and shapes; it knows nothing of data.
+refused here. Depends on graphs and shapes, not on data.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ class Steps(NamedTuple):
 
     axes: list[int]
     field: str | None
-    """The sequence field whose steps axis 1 is; None unless axis 1 is the only such axis."""
+    """The sequence field that axis 1 runs over; None unless axis 1 is the only such axis."""
 
 
 def stepwise(traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -> dict[str, str]:
-    """Return the sequence field whose steps axis 1 of a value is, by the value's name.
+    """Return by name the values whose axis 1 is the steps of a sequence field, with the field.
 
     Raises:
         SpecProblems: the network fits rows of one length only.
@@ -207,7 +207,7 @@ def _field_of(
     axis: int,
     known: tuple[Mapping[str, FieldShape], Mapping[str, int]],
 ) -> str | None:
-    """Return the field whose steps an axis is: the one with as many steps in both traces."""
+    """Return the field whose steps an axis runs over: equal lengths in both traces."""
     fields, growth = known
     if axis >= before.dim():
         return None

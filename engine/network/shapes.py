@@ -1,7 +1,7 @@
 """Trace a graph on torch's meta device, layer by layer, and fill in inferred sizes.
 
-Nothing is computed or allocated. Every error names the layer, its pointer and both shapes. This
-module knows torch and graphs; it knows nothing of data or jobs.
+Nothing is computed or allocated. Every error names the layer, its pointer and both shapes. Depends
+on torch and graphs, not on data or jobs.
 """
 
 import contextlib

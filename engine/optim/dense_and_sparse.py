@@ -1,7 +1,7 @@
 """Combine two optimizers into one: one for dense gradients, one for sparse ones.
 
 Code that schedules, saves, watches or skips an update handles a single optimizer. Its parameter
-groups are the dense one's, then the sparse one's. This module knows only torch.
+groups are the dense one's, then the sparse one's. Depends on torch only.
 """
 
 from collections.abc import Mapping

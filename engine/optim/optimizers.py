@@ -1,6 +1,6 @@
 """Build optimizers from torch's names and arguments, checked before anything runs.
 
-This module knows torch. It knows nothing of data or jobs.
+Depends on torch, not on data or jobs.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Apply the options that layers set for their own parameters: init, learning rate, decay, L1.
 
-This module knows torch and graphs. It knows nothing of data or jobs.
+Depends on torch and graphs, not on data or jobs.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Check from the shapes of images whether they can be augmented as asked. Knows no tensors."""
+"""Check from the shapes of images whether they can be augmented as asked. Uses no tensors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -57,7 +57,7 @@ class Batching:
         return batches, pace.rows_before
 
     def order(self) -> dict[str, Any]:
-        """Return what the order of the rows depends on beside the seed, without unset options."""
+        """Return what the order of the rows depends on besides the seed, without unset options."""
         pace, data = self.pace, self._job.data
         found: dict[str, Any] = {
             "num_rows": pace.num_rows,

@@ -2,7 +2,7 @@
 
 The rows of an epoch's batches are a function of (seed, epoch) and of the lengths. The number of
 batches and their sizes depend on the lengths only, so all epochs have the same number of steps, and
-a plan can compute it. This module knows numbers; it knows nothing of files.
+a plan can compute it. Handles numbers, not files.
 
 Shape suffixes: N = rows of the source, M = batches of an epoch.
 """

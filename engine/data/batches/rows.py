@@ -1,7 +1,7 @@
 """Rows in memory, and the order in which they become batches.
 
-The row order is a function of (seed, epoch) only. This module knows torch; it knows nothing of
-files or networks. Shape suffixes: B = rows of a batch, N = rows of the split.
+The row order is a function of (seed, epoch) only. Depends on torch, not on files or networks. Shape
+suffixes: B = rows of a batch, N = rows of the split.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,7 @@ first batches of a sorted file are mixed too. Each batch is drawn uniformly from
 pool. The pool starts with ``min_buffer_size`` rows, at least a batch. It grows by a batch with each
 batch until it has ``buffer_size`` rows. From then on a row enters for each that was drawn.
 
-Everything is a function of (seed, epoch) and of these sizes. This module knows numbers; it reads
-nothing.
+Everything is a function of (seed, epoch) and of these sizes. Nothing is read here.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Check rows: which do not fit a field, and how to report one. Knows numpy only."""
+"""Check rows: which do not fit a field, and how to report one. Uses numpy only."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

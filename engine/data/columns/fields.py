@@ -1,4 +1,4 @@
-"""Derive what the fields of a job give the network from a dataset's metadata. Reads no rows."""
+"""Derive the shapes of a job's fields from a dataset's metadata. Reads no rows."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class BadField(Exception):
 def field_shape(
     name: str, field: Field, meta: dict[str, Any], split: str | None = None
 ) -> FieldShape:
-    """Return what a field gives the network, from the dataset's metadata alone.
+    """Return the shape and dtype of a field for the network, from the dataset's metadata alone.
 
     A sequence has as many steps as the longest row of the split, or of all splits if none is named.
 
@@ -244,7 +244,7 @@ def _sparse_shape(
 
 
 def checked_shape(name: str, field: Field, meta: dict[str, Any]) -> FieldShape:
-    """Return what a field gives the network, for a job that is already running.
+    """Return the shape and dtype of a field for the network, for a job that already runs.
 
     Raises:
         DataFailed: it cannot read the dataset.

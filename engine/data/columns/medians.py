@@ -2,7 +2,7 @@
 
 A float64 maps to a 64-bit unsigned integer of the same order, its key. Each pass over the data
 counts the next 16 bits of a feature's keys, among keys whose earlier bits equal the median's. When
-few values remain, one more pass collects them, and they are sorted. Knows numpy only.
+few values remain, one more pass collects them, and they are sorted. Uses numpy only.
 
 Shape suffixes: N = rows (for a sequence: steps), G = features with their own medians, M = all
 values of one feature.

@@ -2,7 +2,7 @@
 
 All statistics are float64, and so are the sums behind them. Parts are merged by their means and
 squared deviations (Chan, Golub and LeVeque, "Updating formulae", 1979), so that the order and the
-size of the parts change nothing beyond rounding. Knows numpy only.
+size of the parts change nothing beyond rounding. Uses numpy only.
 
 Shape suffixes: N = rows (for a sequence: steps), G = features with their own statistics, R = values
 of one feature in a row.

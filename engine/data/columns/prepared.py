@@ -110,14 +110,14 @@ class Prepared:
 
 
 def _figures_asked(data: Data, name: str) -> list[Any]:
-    """Return what the statistics of a field depend on, beside the rows."""
+    """Return what the statistics of a field depend on besides the rows."""
     mine = data.fields.get(name)
     asked = [getattr(mine, key, None) for key in ("type", "fill", "scale", "shape", "columns")]
     return [data.normalize.get(name), *asked]
 
 
 def _tokens_asked(data: Data, name: str) -> list[Any]:
-    """Return what a vocabulary depends on, beside the rows and its size."""
+    """Return what a vocabulary depends on besides the rows and its size."""
     if name == WINDOWS:
         windows = data.windows
         return [] if windows is None else [windows.tokens, windows.vocabulary.given]
@@ -145,7 +145,7 @@ def _is_same(mine: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Preparing:
-    """How rows are prepared for the network, beside what their fields say."""
+    """How rows are prepared for the network, in addition to the options of their fields."""
 
     normalize: Mapping[str, Normalize] = field(default_factory=dict[str, Normalize])
     windows: Windows | None = None

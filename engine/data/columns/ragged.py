@@ -2,8 +2,7 @@
 
 A column is the concatenated values of all rows, and the offsets at which rows begin. Values stay on
 the device that batches are created on. Starts and lengths stay in host memory, so the width of a
-batch is known without waiting for a device. This module knows torch and numpy; it knows nothing of
-networks.
+batch is known without waiting for a device. Depends on torch and numpy, not on networks.
 
 Shape suffixes: B = rows of a batch, T = steps of its longest row, N = rows, S = the steps of all
 rows together.
@@ -143,7 +142,7 @@ class LoadedSequence:
         return replace(self, values=self.values.to(device), weights=weights, around=around)
 
     def ready(self, device: torch.device) -> "LoadedSequence":
-        """Return this object: a batch needs nothing beside the values."""
+        """Return this object: a batch needs nothing but the values."""
         return self
 
     def cut(self, most: int) -> "LoadedSequence":

@@ -1,4 +1,4 @@
-"""Read a dataset directory: ``meta.json`` and memory-mapped ``.npy`` files. Knows numpy."""
+"""Read a dataset directory: ``meta.json`` and memory-mapped ``.npy`` files. Uses numpy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

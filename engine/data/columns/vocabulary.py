@@ -1,4 +1,4 @@
-"""Split texts into tokens, and map tokens to integers. Knows numpy only.
+"""Split texts into tokens, and map tokens to integers. Uses numpy only.
 
 0 is padding, and 1 is every token that is not in the vocabulary. Ids of tokens start at 2, the most
 frequent token first. Equally frequent tokens are in the order of their characters.

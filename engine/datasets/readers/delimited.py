@@ -1,4 +1,4 @@
-"""Read csv and tsv files: header, column types, missing values. Knows numpy only.
+"""Read csv and tsv files: header, column types, missing values. Uses numpy only.
 
 There are two passes: the first finds every column's type, the second writes. Both keep a few
 thousand rows in memory.

@@ -1,4 +1,4 @@
-"""Detect whether the first row of a table names its columns. Knows texts only.
+"""Detect whether the first row of a table names its columns. Handles texts only.
 
 A column of numbers settles it: a header has a name above the numbers. In a table with texts only,
 the first row counts as names if each of its cells looks like a name, all are unique, and none

@@ -1,4 +1,4 @@
-"""Read zip archives of images in folders: the folder is the class. Knows numpy and Pillow.
+"""Read zip archives of images in folders: the folder is the class. Uses numpy and Pillow.
 
 There are two passes: the first reads every image's header to ensure that all rows have one shape,
 the second decodes. One image is in memory at a time. Untrusted images are decoded where all uploads

@@ -1,7 +1,7 @@
 """Read jsonl files: one JSON object per line, whose lists may differ in length between rows.
 
 There are two passes: the first finds every column's type and shape, the second writes. Both keep a
-few megabytes of the file in memory. Knows numpy only.
+few megabytes of the file in memory. Uses numpy only.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Read parquet files, one row group at a time and without threads. Knows numpy and pyarrow."""
+"""Read parquet files, one row group at a time and without threads. Uses numpy and pyarrow."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Read plain text: one row per line, in the column ``text``. Knows numpy only."""
+"""Read plain text: one row per line, in the column ``text``. Uses numpy only."""
 
 from pathlib import Path
 
