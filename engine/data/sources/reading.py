@@ -263,4 +263,4 @@ class RowStore:
 
 
 LIST_BYTES = 128
-"""Memory of a list row in addition to its values, in bytes: a numpy array object and its reference."""
+"""Memory of a list row without its values, in bytes: a numpy array object and its reference."""
