@@ -293,5 +293,5 @@ def _tensors(directory: Path, part: str, *, needed: bool = False) -> dict[str, T
         return {}
     try:
         return load_file(path)
-    except Exception as cause:  # the library has an error class of its own
+    except Exception as cause:  # the library has its own error class
         raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause

@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def eq(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether two inputs, or one and the number ``other``, are equal."""
+    """Whether two inputs, or one input and the number ``other``, are equal."""
     return torch.eq(a, _second(b, other))
 
 
 def ne(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether two inputs, or one and the number ``other``, differ."""
+    """Whether two inputs, or one input and the number ``other``, differ."""
     return torch.ne(a, _second(b, other))
 
 
@@ -57,17 +57,17 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """The last two axes with zeros above a diagonal."""
+    """Last two axes with zeros above a diagonal."""
     return torch.tril(x, diagonal)
 
 
 def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """The last two axes with zeros below a diagonal."""
+    """Last two axes with zeros below a diagonal."""
     return torch.triu(x, diagonal)
 
 
 def positions(x: Tensor, *, dim: int = 1) -> Tensor:
-    """The indices 0, 1, 2 … along an axis of the input, as int64."""
+    """Indices 0, 1, 2 … along an axis of the input, as int64."""
     return torch.arange(x.shape[dim], device=x.device)
 
 

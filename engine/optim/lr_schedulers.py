@@ -255,7 +255,7 @@ def check_scheduler(
     if optimizer.sparse is not None:
         of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2, 2))])
         tiny = DenseAndSparse(tiny, of_sparse)
-    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
+    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - all of torch's have one
         raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
     made = build_scheduler(whole.type, whole.args, tiny)
     _try_steps(made, whole)
@@ -354,7 +354,7 @@ class LearningRate:
     def _start_from(self, lr: float, half: torch.optim.Optimizer) -> None:
         """Rerun the schedule from another rate; for base rates that cannot be scaled."""
         set_arguments(half, {"lr": lr})
-        if self._spec.metric is not None:  # a rate of 0 was never reduced
+        if self._spec.metric is not None:  # the scheduler has never reduced a rate of 0
             return
         meant = self._places(half)
         for number, group in enumerate(self._optimizer.param_groups):

@@ -62,7 +62,7 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
     learned = list(parameters)
     try:
         return cls(learned, **args)
-    except Exception as cause:  # a short tuple of betas is an IndexError
+    except Exception as cause:  # too short a tuple of betas raises IndexError
 
         def attempt(**some: Any) -> Any:
             return cls(learned, **some)

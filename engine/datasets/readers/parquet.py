@@ -45,7 +45,7 @@ def read_parquet(path: Path, writer: DatasetWriter) -> None:
     Raises:
         InvalidDataset: it is damaged, or a column has an unsupported type.
     """
-    pa.set_memory_pool(pa.system_memory_pool())  # the others reserve more than the process may
+    pa.set_memory_pool(pa.system_memory_pool())  # the others reserve more than the memory limit
     with (
         _explaining(),
         pq.ParquetFile(
