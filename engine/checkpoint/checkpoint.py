@@ -1,8 +1,8 @@
-"""Checkpoints: a directory of safetensors and JSON, complete or not there. Nothing is unpickled.
+"""Write and read checkpoints: directories of safetensors and JSON, complete or absent.
 
-``model.safetensors`` (state_dict), a file for each other part that has tensors, ``state.json``
-(everything else) and ``manifest.json`` (size and digest of all the others). Knows tensors and
-files; knows nothing of jobs.
+A checkpoint has ``model.safetensors`` (state_dict), a file for each other part with tensors,
+``state.json`` (everything else) and ``manifest.json`` (size and digest of all others). Nothing is
+unpickled. Handles tensors and files, not jobs.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from glasshouse.failpoints import failpoint
 
 FORMAT = 3
 _READ = (2, FORMAT)
-"""Format 2 numbers the parameters of the optimizer and of averages; 3 names them."""
+"""Format 2 numbers the parameters of the optimizer and of averages; format 3 names them."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _SUFFIX = ".safetensors"
@@ -36,13 +36,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\.(safetensors|json)")
 
 
 def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-    """Write a checkpoint; returns each file's ``size_bytes`` and ``sha256``.
+    """Write a checkpoint; return each file's ``size_bytes`` and ``sha256``.
 
     ``directory`` appears only when all its files are complete and on disk. After an error nothing
-    is left of it, and what was there before is as it was.
+    is left of the new checkpoint, and an earlier one of that name is unchanged.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the files cannot be written.
     """
     partial = _beside(directory, "partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -77,7 +77,7 @@ def _write_json(path: Path, value: Any) -> dict[str, Any]:
 
 
 def _appear(partial: Path, directory: Path) -> None:
-    """Give a complete checkpoint its name; one that had it goes only when this one is durable."""
+    """Rename a complete checkpoint; an older one is deleted only when the new one is durable."""
     replaced = _beside(directory, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     failpoint("checkpoint.rename")
@@ -95,7 +95,7 @@ def _appear(partial: Path, directory: Path) -> None:
 
 
 def clear_leftovers(parent: Path) -> None:
-    """Tidy up after a process that was killed while it wrote; what was complete stays."""
+    """Clean up after a process that was killed while it wrote; complete checkpoints stay."""
     for path in parent.glob(".*.partial"):
         shutil.rmtree(path, ignore_errors=True)
     for path in parent.glob(".*.replaced"):
@@ -120,22 +120,22 @@ def _fsync(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint whose files were found to be what was written."""
+    """A checkpoint whose files match its manifest."""
 
     about: dict[str, Any]
-    """Step, epoch, spec, metrics …"""
+    """Metadata: step, epoch, spec, metrics …"""
     parts: MutableMapping[str, State]
 
     @property
     def step(self) -> int:
-        """Updates done: the next step to run."""
+        """Number of updates done: the next step to run."""
         return int(self.about["step"])
 
     def restore(self, parts: Mapping[str, Stateful]) -> None:
-        """Make all parts of a training run what they were. Takes each out before the next one.
+        """Restore all parts of a training run. Each part is removed from here when restored.
 
         Raises:
-            CheckpointMismatch: it is the checkpoint of something else.
+            CheckpointMismatch: the checkpoint belongs to something else.
         """
         if parts.keys() != self.parts.keys():
             have, need = sorted(self.parts), sorted(parts)
@@ -149,7 +149,7 @@ class Saved:
 
 
 class _Parts(UserDict[str, State]):
-    """The parts of a checkpoint; the tensors of one are read when it is asked for."""
+    """The parts of a checkpoint. The tensors of a part are read when it is accessed."""
 
     def __init__(self, directory: Path, rest: dict[str, State]) -> None:
         super().__init__(rest)
@@ -165,11 +165,11 @@ class _Parts(UserDict[str, State]):
 
 
 def read(directory: Path) -> Saved:
-    """Read a checkpoint to go on from, every byte of it checked.
+    """Read a checkpoint to resume from, and verify the digests of all its files.
 
     Raises:
         CheckpointDamaged: files are missing, altered, or not of a checkpoint.
-        CheckpointMismatch: it was written by another version, which kept less.
+        CheckpointMismatch: it was written in an unsupported format.
     """
     _check_files(directory, only=(STATE,))
     about = _read_state(directory)
@@ -186,7 +186,7 @@ def read(directory: Path) -> Saved:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """What ``state.json`` says, checked.
+    """Return the contents of ``state.json``, verified.
 
     Raises:
         CheckpointDamaged: it is missing or altered.
@@ -196,7 +196,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def read_part(directory: Path, part: str) -> State:
-    """One part of a checkpoint, checked; empty where the checkpoint has none of the name.
+    """Return one part of a checkpoint, verified; empty if the checkpoint has no such part.
 
     Raises:
         CheckpointDamaged: files are missing or altered.
@@ -209,7 +209,7 @@ def read_part(directory: Path, part: str) -> State:
 
 
 def load_model(directory: Path, network: nn.Module, *, partial: bool = False) -> dict[str, Any]:
-    """Fill a network from a checkpoint; returns its state. ``partial``: only what it has.
+    """Load a network from a checkpoint; return its state. ``partial``: ignore other tensors.
 
     Raises:
         CheckpointDamaged: files are missing, altered, or not of a checkpoint.
@@ -225,7 +225,7 @@ def load_model(directory: Path, network: nn.Module, *, partial: bool = False) ->
 
 
 def check_shapes(wanted: dict[str, Tensor], found: dict[str, Tensor], *, partial: bool) -> None:
-    """Compare a network with the tensors of a checkpoint.
+    """Compare a network with the tensors of a checkpoint; ``partial`` allows additional tensors.
 
     Raises:
         CheckpointMismatch: naming the first parameter that differs, with both shapes.
@@ -241,13 +241,13 @@ def check_shapes(wanted: dict[str, Tensor], found: dict[str, Tensor], *, partial
         raise CheckpointMismatch(f"The checkpoint has {spare[0]!r}, which the network has not.")
 
 
-# --- is it what was written? -----------------------------------------------------------------
+# --- verification ----------------------------------------------------------------------------
 
 
 def _check_files(directory: Path, only: tuple[str, ...] | None = None) -> None:
-    """Refuse what no checkpoint has, and files that are not what was written.
+    """Refuse files that no checkpoint has, and files that differ from the manifest.
 
-    ``only``: the files whose bytes matter now. A checkpoint of the first format has no manifest.
+    ``only``: the files to verify. A checkpoint of the first format has no manifest.
     """
     try:
         there = {path.name: path for path in directory.iterdir()}
@@ -293,5 +293,5 @@ def _tensors(directory: Path, part: str, *, needed: bool = False) -> dict[str, T
         return {}
     try:
         return load_file(path)
-    except Exception as cause:  # the library has an error class of its own
+    except Exception as cause:  # the library has its own error class
         raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause

@@ -1,7 +1,7 @@
-"""Weights that a client sends: whether they are those of their network, by names, shapes, types.
+"""Check that weights that a client uploads fit their network: names, shapes, dtypes.
 
-The planner is told the header of the file only; the weights themselves it never sees. Knows torch
-and graphs; knows nothing of files.
+The planner receives only the header of the file, never the weights. Depends on torch and graphs,
+not on files.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from engine.network.network import Network, inputs_of
 from glasshouse.spec import Graph, Layer, UploadedNetwork
 
 Header = Mapping[str, Mapping[str, Any]]
-"""Of each tensor of the file ``dtype``, as safetensors calls it, and ``shape``."""
+"""For each tensor of the file: its ``dtype``, as safetensors names it, and its ``shape``."""
 _DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
@@ -37,11 +37,11 @@ def check_upload(upload: UploadedNetwork, tensors: Header) -> dict[str, Any]:
     """Compare a network with the tensors of a file.
 
     Returns:
-        ``upload`` with the inputs of all layers filled in, and ``state``: what ``state.json`` of
-        the checkpoint says.
+        ``upload`` with the inputs of all layers filled in, and ``state``: the contents of the
+        checkpoint's ``state.json``.
 
     Raises:
-        SpecProblems: they do not belong together, or the network cannot be built.
+        SpecProblems: they do not fit each other, or the network cannot be built.
     """
     graph = _resolved(upload)
     _check_sizes(graph)
@@ -54,7 +54,7 @@ def check_upload(upload: UploadedNetwork, tensors: Header) -> dict[str, Any]:
 
 
 def _resolved(upload: UploadedNetwork) -> Graph:
-    """The graph with the inputs and outputs filled in; each must be there before it is read."""
+    """Fill in the inputs and outputs of the graph; each input must exist before it is read."""
     graph, fields = upload.network.graph(), tuple(upload.fields)
     findings = Findings()
     layers: list[Layer] = []
@@ -85,10 +85,10 @@ def _names(graph: Graph) -> set[str]:
 
 
 def _check_sizes(graph: Graph) -> None:
-    """Build each layer, so that what is wrong is said of its arguments.
+    """Build each layer, so that problems are reported at its arguments.
 
     Raises:
-        SpecProblems: one has wrong arguments, or leaves out a size, which no rows tell here.
+        SpecProblems: a layer has wrong arguments, or lacks a size, which cannot be inferred here.
     """
     for position, layer in enumerate(graph.layers):
         if layer.shared_with is not None:

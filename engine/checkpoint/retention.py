@@ -1,6 +1,7 @@
-"""Which checkpoints stay: the newest ones, and those with the best value of a metric.
+"""Decide which checkpoints stay: the newest ones, and those with the best value of a metric.
 
-Only for the terminal; in the service the worker decides, by the same rule. Pure Python.
+This is for runs without the service. In the service the worker decides by the same rule. Pure
+Python.
 """
 
 import math
@@ -10,14 +11,14 @@ from glasshouse.spec import Checkpoint
 
 
 class CheckpointRetention:
-    """Remembers the checkpoints of a run, oldest first."""
+    """Tracks the checkpoints of a run, oldest first."""
 
     def __init__(self, rule: Checkpoint) -> None:
         self._rule = rule
         self._kept: dict[str, float] = {}
 
     def superseded(self, name: str, metrics: Mapping[str, float]) -> list[str]:
-        """Take in a new checkpoint that is complete; gives those that are not needed any more."""
+        """Add a new complete checkpoint; return the names of those that are no longer needed."""
         best = self._rule.keep_best
         self._kept[name] = math.nan if best is None else metrics.get(best.metric, math.nan)
         stay = {*list(self._kept)[-self._rule.keep_last :], *self._best()}
@@ -27,7 +28,7 @@ class CheckpointRetention:
         return gone
 
     def _best(self) -> list[str]:
-        """The best ones; of equals the earlier. What is not finite is never one of them."""
+        """Return the best ones, the earlier of equals. NaN and Inf never count as best."""
         best = self._rule.keep_best
         if best is None:
             return []

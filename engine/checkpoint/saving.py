@@ -1,9 +1,9 @@
-"""Saving while training continues: the step pays for a copy in memory, a thread writes the files.
+"""Save checkpoints while training continues: the step waits for a copy only, a thread writes files.
 
-One checkpoint is written at a time. A save that the spec names waits for the one before; a save by
-default takes no more than its share of the time, and the best state that it skips is held in memory
-until it is written ahead of the next one. A checkpoint is reported once it is durable, and an error
-while saving ends no training.
+One checkpoint is written at a time. A save that the spec asks for waits for the previous one. A
+save by default is limited to a fraction of the time. The best state that it skips is held in memory
+and written before the next checkpoint. A checkpoint is reported once it is durable. An error while
+saving does not end training.
 """
 
 import math
@@ -26,27 +26,27 @@ from glasshouse.spec import TrainJob
 
 Emit = Callable[[dict[str, Any]], None]
 MAX_FRACTION = 0.05
-"""Checkpoints that nobody named may take so much of the time so far, copying and writing …"""
+"""The most that default checkpoints may take of the elapsed time, copying and writing together …"""
 MAX_SAVED_FRACTION = 0.025
-"""… and saves so much: the rest is for copies of the best state, held until they are written."""
+"""… and the most for saves. The rest is for copies of the best state, held until written."""
 FREE_SAVES = 10
 FREE_BYTES = 2**20
-"""So many saves at the ends of epochs are made whatever they take, if they are as small."""
+"""The number of saves at ends of epochs that are always made if they are at most this large."""
 _WRITTEN_PER_S, _COPIED_PER_S = 100e6, 2e9
-"""Bytes, as long as nothing was measured: less than most disks and hosts manage."""
+"""Bytes per second, assumed until measured: less than most disks and hosts reach."""
 
 
 class _Taken(NamedTuple):
-    """A snapshot that waits to be written."""
+    """A snapshot that is not written yet."""
 
     snapshot: Snapshot
     staging: Staging
     copy_s: float
-    """What the copy took."""
+    """How long the copy took."""
 
 
 class Saver:
-    """Makes a job's checkpoints, one at a time."""
+    """Saves a job's checkpoints, one at a time."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Saver:
     ) -> None:
         """``directory`` is that of the job."""
         self.parts: Parts = {}
-        """All that is saved."""
+        """All parts to save."""
         self._job = job
         self._when = job.checkpoint
         self._directory = directory
@@ -67,24 +67,24 @@ class Saver:
         self._started = self._saved_at = time.monotonic()
         self._num_saves = 0
         self._spent_s = self._held_s = 0.0
-        """What saves, and copies that were held, have taken so far."""
+        """Total time so far: of saves, and of copies that were held."""
         self._save_s: float | None = None
         self._copy_s: float | None = None
-        """What the newest one took."""
+        """Time of the last one."""
         self._free: list[Staging] = []
-        """Memory that waits for use: at most two snapshots are there at once."""
+        """Unused memory: at most two snapshots exist at once."""
         self._held: _Taken | None = None
         self.best: float | None = None
-        """The best value of ``keep_best``'s metric among the evaluations."""
+        """The best value of ``keep_best``'s metric in the evaluations so far."""
         self._best_at = -1
-        """The state that it is of, in updates done."""
+        """The updates done when that value was measured."""
         self._lost: int | None = None
-        """The best state, where it is neither saved nor held."""
+        """The updates done at the best state, if it is neither saved nor held."""
         self._names: set[str] = set()
         checkpoint.clear_leftovers(directory / "checkpoints")
 
     def follow(self, job: TrainJob) -> None:
-        """Take a job whose settings changed; what is saved says what it was made with."""
+        """Use a job's changed settings; later checkpoints contain the new spec."""
         self._job, self._when = job, job.checkpoint
         self.__dict__.pop("_run", None)
 
@@ -94,7 +94,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def judge(self, figures: Mapping[str, float], step: int) -> None:
-        """Take the figures of an evaluation of the state after so many updates."""
+        """Record the metrics of an evaluation after ``step`` updates."""
         best = self._when.keep_best
         value = math.nan if best is None else figures.get(best.metric, math.nan)
         if best is None or not math.isfinite(value):
@@ -104,9 +104,9 @@ class Saver:
             self.best, self._best_at = value, step
 
     def choose(self, step: int, *, due: bool) -> Literal["save", "hold"] | None:
-        """What to do at this step boundary, which is ``due`` by steps or epochs, or may be by time.
+        """Decide what to do at this step boundary; ``due``: a save is due by steps or epochs.
 
-        ``step``: updates done. ``hold``: keep the state in memory, for it is the best.
+        ``step``: updates done. ``hold``: keep the state in memory, because it is the best.
         """
         is_named = self._when.is_named
         is_best = step == self._best_at
@@ -125,11 +125,11 @@ class Saver:
 
     @property
     def _is_free(self) -> bool:
-        """Whether a save that nobody named is too small to be counted."""
+        """Whether a default save is too small to count against the limit."""
         return self._num_saves < FREE_SAVES and self._num_bytes <= FREE_BYTES
 
     def _affords_save(self, *, alone: bool) -> bool:
-        """Whether a save that nobody named, alone or with what is held, is within the limit."""
+        """Whether a default save, alone or with the held state, is within the limit."""
         known = self._num_bytes / _WRITTEN_PER_S if self._save_s is None else self._save_s
         needed_s = known if alone else 2 * known
         return not self.is_busy and self._spent_s + needed_s <= MAX_SAVED_FRACTION * self._elapsed_s
@@ -157,13 +157,13 @@ class Saver:
         final: bool = False,
         wait: bool = False,
     ) -> None:
-        """Save everything as it is now; a thread writes it while training continues.
+        """Copy the current state; a thread writes it while training continues.
 
-        What is held is written ahead of it, unless this state is better. With ``wait`` it is
-        durable when this returns, or raises what prevented that.
+        A held state is written first, unless this state is better. With ``wait`` the checkpoint is
+        durable on return; if it cannot be written, the error is raised.
         """
         self.wait()
-        del self._free[1:]  # a second one is needed rarely
+        del self._free[1:]  # a second one is rarely needed
         self._saved_at = time.monotonic()
         self._num_saves += 1
         if position["step"] == self._best_at:
@@ -191,7 +191,7 @@ class Saver:
         self._thread.start()
 
     def hold(self, position: Mapping[str, int], metrics: Mapping[str, float]) -> None:
-        """Keep a copy of everything as it is now, instead of the one that is held."""
+        """Hold a copy of the current state, instead of the one held before."""
         self._let_go()
         try:
             self._held = self._take(position, metrics, final=False)
@@ -213,13 +213,13 @@ class Saver:
         return _Taken(snapshot, staging, self._copy_s)
 
     def _let_go(self) -> None:
-        """Forget what is held."""
+        """Discard the held state."""
         if self._held is not None:
             self._free.append(self._held.staging)
             self._held = None
 
     def _tell_lost(self) -> None:
-        """Say that the best state is in no checkpoint, where that is so."""
+        """Report that the best state is in no checkpoint, if so."""
         best, self._lost, step = self._when.keep_best, None, self._lost
         if step is None or best is None:
             return
@@ -229,14 +229,14 @@ class Saver:
         self._emit({"type": "dropped", "at": now(), "what": detail, "count": 1})
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Block until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     @cached_property
     def _run(self) -> dict[str, Any]:
-        """What makes the numbers what they are, beside the parts."""
+        """What determines the results in addition to the parts."""
         spec = self._job.model_dump(mode="json")
         return {"torch": torch.__version__, "threads": torch.get_num_threads(), "spec": spec}
 
@@ -277,7 +277,7 @@ class Saver:
         self._flush()
 
     def _name(self, step: int) -> str:
-        """A name that this run has not told of yet: its directory may be on its way elsewhere."""
+        """Return a name not reported by this run yet: its directory may be in transfer."""
         name = whole = f"checkpoints/step-{step}"
         number = 1
         while name in self._names:
@@ -286,7 +286,7 @@ class Saver:
         return name
 
     def _failed(self, error: Exception) -> None:
-        """Training goes on, and so do the checkpoints that are there."""
+        """Report the error. Training continues, and existing checkpoints stay."""
         what = f"checkpoint: {type(error).__name__}: {error}"[:500]
         self._emit({"type": "dropped", "at": now(), "what": what, "count": 1})
         traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""The parts of a training run that are torch's own: weights, optimizer and random generators."""
+"""Save and restore the parts of a training run that are torch's: weights, optimizer, generators."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
 
 _PARTS = (".places", ".values", ".shape")
-"""Of a sparse tensor: the momentum of sparse gradients is one."""
+"""The tensors that a sparse tensor is saved as: the momentum of sparse gradients is sparse."""
 
 
 class Weights:
@@ -24,14 +24,14 @@ class Weights:
         self._network = network
 
     def state(self) -> State:
-        """All tensors of the network."""
+        """Return all tensors of the network."""
         return dict(self._network.state_dict())
 
     def restore(self, state: State) -> None:
-        """Fill the network.
+        """Load the network.
 
         Raises:
-            CheckpointMismatch: names, shapes or types differ.
+            CheckpointMismatch: names, shapes or dtypes differ.
         """
         wanted = self._network.state_dict()
         check_shapes(wanted, state, partial=False)
@@ -43,10 +43,10 @@ class Weights:
         self._network.load_state_dict(state)
 
     def fill(self, state: State, missing: Literal["init", "zero"]) -> None:
-        """Fill what the state has; the rest stays as it was drawn, or becomes zero.
+        """Load the tensors in ``state``; the others keep their initialization, or become zero.
 
         Raises:
-            CheckpointMismatch: shapes or types differ.
+            CheckpointMismatch: shapes or dtypes differ.
         """
         mine = self._network.state_dict()
         fresh = mine if missing == "init" else {k: torch.zeros_like(mine[k]) for k in mine}
@@ -54,7 +54,7 @@ class Weights:
 
 
 class OptimizerState:
-    """What the optimizer keeps, as ``<parameter>.<key>`` by torch's names, and its arguments."""
+    """The optimizer state, as ``<parameter>.<key>`` by torch's names, and its arguments."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, network: nn.Module) -> None:
         self._optimizer = optimizer
@@ -64,7 +64,7 @@ class OptimizerState:
         self._names = {id(item): name for name, item in self._trained.items()}
 
     def state(self) -> State:
-        """Tensors by name; ``numbers``: other values; ``param_groups``: the arguments in force."""
+        """Return tensors by name, ``numbers`` (other values) and ``param_groups`` (arguments)."""
         numbers: dict[str, dict[str, Any]] = {}
         found: State = {"type": type_of(self._optimizer), "numbers": numbers}
         for parameter, entries in self._optimizer.state.items():
@@ -79,12 +79,12 @@ class OptimizerState:
     def restore(self, state: State) -> None:
         """Continue as the optimizer that was saved.
 
-        Takes the tensors out of ``state`` and keeps them where their layout is the parameter's.
-        Where ``param_groups`` holds no arguments, the job's own are in force. Checkpoints of
-        format 2 number the parameters instead of naming them.
+        Removes the tensors from ``state``, and uses them without a copy if their layout is the
+        parameter's. If ``param_groups`` has no arguments, the job's apply. Checkpoints of format 2
+        number the parameters instead of naming them.
 
         Raises:
-            CheckpointMismatch: it was another optimizer, or of other parameters.
+            CheckpointMismatch: it was another optimizer, or had other parameters.
         """
         mine = type_of(self._optimizer)
         if state["type"] != mine:
@@ -104,7 +104,7 @@ class OptimizerState:
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The arguments in force, with the names of the parameters."""
+        """Return the current arguments, with the names of the parameters."""
         groups = self._optimizer.state_dict()["param_groups"]
         return [
             {**group, "params": [self._names[id(item)] for item in own["params"]]}
@@ -112,7 +112,7 @@ class OptimizerState:
         ]
 
     def _named(self, state: State) -> State:
-        """A state of format 2, which numbers the trained parameters in the network's order."""
+        """Convert a state of format 2, which numbers trained parameters in the network's order."""
         groups = state["param_groups"]
         if all(isinstance(item, str) for group in groups for item in group["params"]):
             return state
@@ -134,7 +134,7 @@ class OptimizerState:
         return named
 
     def _reorder_sums(self, named: State) -> None:
-        """Of format 2: Adagrad's sums were made before the layout was, and fused ones so kept."""
+        """Fix Adagrad's fused sums of format 2, which were created before the memory layout."""
         for group in named["param_groups"]:
             for name in group["params"] if group.get("fused") else ():
                 laid = torch.empty_like(self._trained[name], device="cpu")
@@ -142,7 +142,7 @@ class OptimizerState:
                 named[f"{name}.sum"] = laid
 
     def _entries(self, state: State) -> dict[str, dict[str, Any]]:
-        """What is kept of each parameter."""
+        """Return the state of each parameter."""
         entries: dict[str, dict[str, Any]] = {}
         for whole in [key for key, value in state.items() if isinstance(value, Tensor)]:
             part = next((part for part in _PARTS if whole.endswith(part)), "")
@@ -158,7 +158,7 @@ class OptimizerState:
 
 
 def without_arguments(state: State) -> State:
-    """The state of an optimizer, for one that continues with arguments of its own."""
+    """Return an optimizer's state without arguments, for one that uses its own."""
     groups = [{"params": group["params"]} for group in state["param_groups"]]
     return {**state, "param_groups": groups}
 
@@ -167,7 +167,7 @@ def without_arguments(state: State) -> State:
 def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
     """Give the state of each parameter the parameter's layout, as torch's fused kernels expect.
 
-    They read the memory of both in order, whatever the strides.
+    They read the memory of both in order and ignore strides.
     """
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
@@ -176,7 +176,7 @@ def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _laid_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """A tensor with the layout of its parameter, where it has the parameter's shape."""
+    """Return a tensor with the layout of its parameter, if it has the parameter's shape."""
     if value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
@@ -186,7 +186,7 @@ def _are_alike(saved: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, 
     """Whether the groups have the same parameters.
 
     Raises:
-        CheckpointMismatch: all together have others, or the groups that were saved have arguments.
+        CheckpointMismatch: parameters differ, or groups do and the saved ones have arguments.
     """
     there, mine = ({name for group in some for name in group["params"]} for some in (saved, fresh))
     detail = "The checkpoint's optimizer was of other parameters"
@@ -202,7 +202,7 @@ def _are_alike(saved: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, 
 
 
 def _as_strided(name: str, value: Tensor) -> dict[str, Tensor]:
-    """A tensor as files can have it: a sparse one as the rows that it has, its places and shape."""
+    """Return a tensor as files can store it: a sparse one as its indices, values and shape."""
     if value.layout is torch.strided:
         return {name: value}
     rows = value.coalesce()
@@ -219,10 +219,12 @@ def _join_sparse(kept: dict[str, Any]) -> None:
 
 
 def _group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were in force; JSON has no tuples. New ones of torch keep their default.
+    """Merge saved arguments of a group into new ones; arguments new in torch keep their default.
+
+    JSON has no tuples, so lists become tuples where the new argument is one.
 
     Raises:
-        CheckpointMismatch: there are arguments that this torch does not know.
+        CheckpointMismatch: this version of torch does not have one of the arguments.
     """
     unknown = sorted(saved.keys() - fresh.keys())
     if unknown:
@@ -237,13 +239,13 @@ def _group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]
 
 
 class Generators:
-    """Every random generator that training draws from: torch's own, of the CPU and each device.
+    """Every random generator that training uses: torch's own, on the CPU and each device.
 
-    The order of the rows is none of them: it is a function of seed and epoch.
+    The order of the rows uses none of them: it is a function of seed and epoch.
     """
 
     def state(self) -> State:
-        """The state of each, as bytes."""
+        """Return the state of each, as bytes."""
         found: State = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             for number in range(torch.cuda.device_count()):
@@ -251,7 +253,7 @@ class Generators:
         return found
 
     def restore(self, state: State) -> None:
-        """Draw on from where they were; of a device that was not there, as the seed says."""
+        """Continue from the saved states. A device without one continues from the seed."""
         torch.set_rng_state(state["cpu"])
         if torch.cuda.is_available():
             for number in range(torch.cuda.device_count()):

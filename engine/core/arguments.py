@@ -1,6 +1,6 @@
-"""Arguments of torch classes: read from their signatures, checked, converted from JSON.
+"""Read the arguments of torch classes from their signatures, check them and convert them from JSON.
 
-Knows signatures and JSON; knows nothing of networks or jobs.
+Handles signatures and JSON, not networks or jobs.
 """
 
 import collections.abc
@@ -20,7 +20,7 @@ from engine.core.problems import one
 from glasshouse.jsonio import NONFINITE
 from glasshouse.nearest import did_you_mean
 
-# Never offered: where things live and in what type is the job's to say, and what torch deprecates.
+# Never offered: the job decides devices and dtypes, and torch deprecates the rest.
 WITHHELD = {
     "generator",
     "device",
@@ -47,23 +47,23 @@ _MISSING = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument that a spec may give."""
+    """An argument that a spec may set."""
 
     name: str
     kinds: frozenset[str]
-    """JSON types; empty means that anything but an object is tried."""
+    """The accepted JSON types. If empty, anything but an object is tried."""
     default: Any
     choices: tuple[Any, ...] = ()
     is_tensor: bool = False
-    """A JSON list becomes a float32 tensor."""
+    """Whether a JSON list becomes a float32 tensor."""
 
     @property
     def required(self) -> bool:
-        """Whether the spec must give it."""
+        """Whether the spec must set it."""
         return self.default is _MISSING
 
     def schema(self) -> dict[str, Any]:
-        """The argument as JSON Schema."""
+        """Return the argument as JSON Schema."""
         schema: dict[str, Any] = {}
         if self.choices:
             schema["enum"] = list(self.choices)
@@ -78,7 +78,7 @@ class Parameter:
 
 
 def _kinds(annotation: Any) -> tuple[set[str], bool]:
-    """The JSON types of an annotation, and whether a tensor is among what it takes."""
+    """Return the JSON types of an annotation, and whether it accepts a tensor."""
     if annotation in _SIMPLE or annotation is Tensor:
         return {_SIMPLE.get(annotation, "array")}, annotation is Tensor
     origin = get_origin(annotation)
@@ -100,7 +100,7 @@ def _kinds(annotation: Any) -> tuple[set[str], bool]:
 
 
 def _is_foreign(annotation: Any) -> bool:
-    """Whether only code could give this argument: a module, a callable, a dtype."""
+    """Whether JSON cannot express this argument: a module, a callable, a dtype."""
     parts = [part for part in get_args(annotation) or (annotation,) if part is not type(None)]
     if get_origin(annotation) in {collections.abc.Callable, Literal, tuple, list}:
         return get_origin(annotation) is collections.abc.Callable
@@ -130,7 +130,7 @@ def _parameter(raw: inspect.Parameter, annotation: Any) -> Parameter | None:
 
 
 def _signatures(cls: type) -> list[Any]:
-    """The constructors to read: a class that only passes arguments on defers to its parent."""
+    """Return the constructors to read: the class's, and parents' while ``**kwargs`` is there."""
     found: list[Any] = []
     for parent in cls.__mro__:
         init = parent.__dict__.get("__init__")
@@ -145,7 +145,7 @@ def _signatures(cls: type) -> list[Any]:
 
 @cache
 def parameters(cls: type) -> dict[str, Parameter]:
-    """The arguments that a spec may give to a torch class, by name, in torch's order."""
+    """Return the arguments of a torch class that a spec may set, by name, in torch's order."""
     found: dict[str, Parameter] = {}
     for init in _signatures(cls):
         found.update(read_signature(init))
@@ -161,7 +161,7 @@ def parameters(cls: type) -> dict[str, Parameter]:
 def read_signature(
     function: Callable[..., Any], *, keyword_only: bool = False
 ) -> dict[str, Parameter]:
-    """The arguments of a constructor that JSON can give."""
+    """Return the arguments of a constructor that JSON can express."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(NameError, TypeError):
         hints = typing.get_type_hints(function)
@@ -178,7 +178,7 @@ def read_signature(
 
 
 def schema(known: dict[str, Parameter], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The JSON Schema of a set of arguments; ``optional`` are the ones that are inferred."""
+    """Return the JSON Schema of a set of arguments. Those in ``optional`` can be inferred."""
     return {
         "type": "object",
         "properties": {name: item.schema() for name, item in known.items()},
@@ -252,12 +252,12 @@ def check(
 
 
 def missing(known: dict[str, Parameter], given: dict[str, Any]) -> list[str]:
-    """Required arguments that were not given."""
+    """Return the required arguments that are not in ``given``."""
     return [name for name, item in known.items() if item.required and name not in given]
 
 
 def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) -> str:
-    """Find the argument that a failure is due to: without it, or with 1 for it, all is well."""
+    """Find the argument that makes a build fail: without it, or with 1 for it, the build works."""
     for name in arguments:
         others = {key: value for key, value in arguments.items() if key != name}
         for trial in (others, {**others, name: 1}):
@@ -268,7 +268,7 @@ def blame(build: Callable[..., Any], arguments: dict[str, Any], pointer: str) ->
 
 
 def call_inputs(forward: Callable[..., Any]) -> tuple[int, int | None]:
-    """How many positional inputs a ``forward`` takes: at least, and at most (None: any number)."""
+    """Return how many positional inputs ``forward`` takes: min and max (None: any number)."""
     found = [item for item in inspect.signature(forward).parameters.values() if item.name != "self"]
     if any(item.kind is item.VAR_POSITIONAL for item in found):
         return 1, None

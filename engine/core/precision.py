@@ -1,7 +1,8 @@
-"""Mixed precision: which products are computed with fewer bits. Parameters stay float32.
+"""Mixed precision: which operations run in bfloat16 or float16. Parameters stay float32.
 
-torch.autocast decides by its own lists what is computed in bfloat16 or float16; losses are computed
-in float32. bfloat16 has the range of float32, so that gradients need no scaling; float16 has not.
+torch.autocast decides by its own lists which operations run in the lower precision. Losses are
+computed in float32. bfloat16 has the range of float32, so its gradients need no scaling; those of
+float16 do.
 """
 
 import torch
@@ -12,7 +13,7 @@ Choice = str
 
 
 def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
-    """In which type a device computes what may be computed with fewer bits; None: in float32."""
+    """Return the autocast dtype for a device; None: everything runs in float32."""
     if precision == "float16":
         return torch.float16
     is_low = precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16(device))
@@ -20,17 +21,17 @@ def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as it is written everywhere outside torch: ``float32``."""
+    """Return the name of a dtype as it is written everywhere outside torch: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def name_of(low: torch.dtype | None) -> str:
-    """What a spec calls it."""
+    """Return the name of the autocast dtype in a spec; ``float32`` for None."""
     return dtype_name(low or torch.float32)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has instructions that multiply matrices of bfloat16; else it is slower."""
+    """Whether a device has bfloat16 matrix instructions; without them bfloat16 is slower."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     has_amx: bool = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
@@ -38,5 +39,5 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def in_float32(tensor: Tensor) -> Tensor:
-    """The same numbers with all the bits that a sum over many of them needs."""
+    """Return bfloat16 and float16 tensors as float32, for accurate sums over many values."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,10 +1,10 @@
-"""What is wrong with a spec, collected with pointers. Knows nothing of torch."""
+"""Collect the problems of a spec, each with a JSON pointer. Independent of torch."""
 
 from glasshouse.errors import FieldProblem
 
 
 class SpecProblems(Exception):
-    """The spec cannot be planned; carries every problem found so far."""
+    """The spec cannot be planned. Carries every problem found so far."""
 
     def __init__(self, problems: list[FieldProblem]) -> None:
         super().__init__("; ".join(f"{item.pointer}: {item.detail}" for item in problems))
@@ -19,23 +19,23 @@ class Findings:
         self.warnings: list[FieldProblem] = []
 
     def problem(self, pointer: str, detail: str, code: str = "invalid") -> None:
-        """Note something that prevents the job from running."""
+        """Add a problem that prevents the job from running."""
         self.problems.append(FieldProblem(pointer, detail, code))
 
     def warn(self, pointer: str, detail: str, code: str = "warning") -> None:
-        """Note something that the author of the spec should know."""
+        """Add a warning for the author of the spec."""
         self.warnings.append(FieldProblem(pointer, detail, code))
 
     def stop(self) -> None:
-        """Raise what has been found, if anything prevents the job.
+        """Raise the problems found so far, if there are any.
 
         Raises:
-            SpecProblems: at least one problem has been noted.
+            SpecProblems: at least one problem was added.
         """
         if self.problems:
             raise SpecProblems(self.problems)
 
 
 def one(pointer: str, detail: str, code: str = "invalid") -> SpecProblems:
-    """Make the exception of a single problem."""
+    """Create the exception for a single problem."""
     return SpecProblems([FieldProblem(pointer, detail, code)])

@@ -1,7 +1,7 @@
-"""Numbers from the device, without making training wait for them.
+"""Read numbers back from the device without blocking training.
 
-On the CPU a number is there at once. On CUDA it is copied to pinned memory behind the work that
-makes it and handed on, in order, at the first step boundary at which it has arrived.
+On the CPU a number is available immediately. On CUDA it is copied to pinned memory, queued behind
+the operations that compute it. Callbacks run in order, at the first step boundary after the copy.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ _MAX_WAITING = 1024
 
 
 class Readback:
-    """Hands numbers of tensors on in the order in which they were asked for."""
+    """Passes values of tensors to callbacks, in the order of the requests."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -24,14 +24,14 @@ class Readback:
         self._waiting: deque[tuple[Tensor, torch.cuda.Event, ThenTensor]] = deque()
 
     def put(self, numbers: Sequence[Tensor], then: Then) -> None:
-        """Ask for the values of zero- or one-dimensional tensors, joined, as float64."""
+        """Request the values of zero- or one-dimensional tensors, joined, as float64."""
         if self._on_cpu:
             then([value for item in numbers for value in item.reshape(-1).tolist()])
             return
         self.put_many(numbers, lambda landed: then(landed.tolist()))
 
     def put_many(self, numbers: Sequence[Tensor], then: ThenTensor) -> None:
-        """The same for many values: they are handed on as a vector in CPU memory."""
+        """Request many values: the callback gets them as one float64 vector in CPU memory."""
         joined = torch.cat([item.detach().reshape(-1).to(torch.float64) for item in numbers])
         if self._on_cpu:
             then(joined)
@@ -45,12 +45,12 @@ class Readback:
             self._hand_on(self._waiting.popleft())
 
     def poll(self) -> None:
-        """Hand on what has arrived."""
+        """Run the callbacks whose values have arrived."""
         while self._waiting and self._waiting[0][1].query():
             self._hand_on(self._waiting.popleft())
 
     def drain(self) -> None:
-        """Wait for everything and hand it on."""
+        """Wait for all values and run their callbacks."""
         while self._waiting:
             self._hand_on(self._waiting.popleft())
 

@@ -1,8 +1,8 @@
-"""safetensors files written piece by piece, with their digest, while other threads continue.
+"""Write safetensors files in pieces, with their digest, without blocking other threads; read them.
 
-The library's own writer keeps Python's lock until the whole file is written, and a training step
-would wait for that. What is written here is read by the library, as everybody's is. What is read
-here is in memory of its own; the library maps the file, and who keeps a tensor has to copy it.
+The safetensors library's writer holds the GIL until the whole file is written, which would block
+training steps. The library reads the files written here like any others. `read_tensors` allocates
+memory for what it reads; the library maps the file, so a tensor to keep would have to be copied.
 """
 
 import hashlib
@@ -25,20 +25,20 @@ _DTYPES = {short: getattr(torch, name) for name, short in DTYPE_NAMES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write contiguous CPU tensors durably; gives the file's ``size_bytes`` and ``sha256``.
+    """Write contiguous CPU tensors durably; return the file's ``size_bytes`` and ``sha256``.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the file cannot be written.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     return write_file(path, _pieces({name: tensors[name] for name in order}))
 
 
 def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
-    """Write a new file durably; gives its ``size_bytes`` and ``sha256``.
+    """Write a new file durably; return its ``size_bytes`` and ``sha256``.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the file cannot be written.
     """
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
@@ -53,7 +53,7 @@ def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file into memory of their own.
+    """Read all tensors of a file into newly allocated memory.
 
     Raises:
         OSError: the file cannot be read.
@@ -78,7 +78,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def text_pieces(text: str) -> Iterator[memoryview]:
-    """A text as what `write_file` takes."""
+    """Return a text in the form that `write_file` takes."""
     yield memoryview(text.encode())
 
 
@@ -100,7 +100,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """The memory of a contiguous CPU tensor, piece by piece."""
+    """Yield the memory of a contiguous CPU tensor, piece by piece."""
     if tensor.numel():
         whole = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
         for start in range(0, len(whole), _PIECE):

@@ -1,7 +1,7 @@
-"""What a training run is made of, at one step boundary, in memory of its own.
+"""Copy the state of a training run at a step boundary into host memory.
 
-Everything that must be as it was when training goes on later is a part with `Stateful`'s two
-methods, and one place lists them all (`engine/training/loop.py`). Knows tensors; knows no files.
+Everything that a resumed run needs is a part with `Stateful`'s two methods. One place lists all
+parts (`engine/training/loop.py`). Handles tensors, not files.
 """
 
 from collections.abc import Mapping
@@ -12,63 +12,63 @@ import torch
 from torch import Tensor
 
 State = dict[str, Any]
-"""Tensors and JSON values by name. Tensors become a file of their own, the rest goes into
-``state.json``; both come back under the same names."""
+"""Tensors and JSON values by name. Tensors are written to a file of their own, the rest to
+``state.json``; both are restored under the same names."""
 
 
 class Stateful(Protocol):
-    """A part of a training run that a checkpoint holds."""
+    """A part of a training run that checkpoints contain."""
 
     def state(self) -> State:
-        """What it is now. The tensors may be its own: they are copied at once, the rest is not."""
+        """Return the current state. The caller copies tensors at once, other values not at all."""
         ...
 
     def restore(self, state: State) -> None:
-        """Become what it was.
+        """Restore a state.
 
         Raises:
-            CheckpointMismatch: the state is of something else.
+            CheckpointMismatch: the state belongs to something else.
         """
         ...
 
 
 Parts = dict[str, Stateful]
-"""All parts by name: ``model`` becomes ``model.safetensors``. Restored in their order."""
+"""All parts by name: ``model`` becomes ``model.safetensors``. They are restored in this order."""
 
 
 @dataclass
 class Snapshot:
-    """All parts of a training run as they were; nothing that training does changes it."""
+    """All parts of a training run at one step; later training does not change it."""
 
     about: dict[str, Any]
-    """What everybody may read: step, epoch, spec, metrics …"""
+    """Metadata that anyone may read: step, epoch, spec, metrics …"""
     tensors: dict[str, dict[str, Tensor]]
     rest: dict[str, dict[str, Any]]
     device: str = "cpu"
-    """Where training computes: ``cpu``, ``cuda`` …"""
+    """Type of the device that training runs on: ``cpu``, ``cuda`` …"""
     _arrived: torch.Event | None = None
 
     def wait(self) -> None:
-        """Until copies from a device are complete."""
+        """Block until copies from a device are complete."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
 
 class Staging:
-    """Host memory for the copies of a snapshot, used again for the next one.
+    """Host memory for the copies of a snapshot, reused for the next one.
 
-    Where an accelerator computes it is pinned, which takes the longer the more it is.
+    For tensors on an accelerator it is pinned. Pinning takes longer the more memory there is.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copied(self, part: str, name: str, tensor: Tensor) -> Tensor:
-        """A contiguous copy; from an accelerator it is complete once the stream has come by."""
+        """Return a contiguous copy; from an accelerator, complete once the stream reaches it."""
         source = tensor.detach()
         try:
             buffer = self._buffer((part, name), source)
-        except RuntimeError:  # no more memory can be pinned: then the copy is waited for
+        except RuntimeError:  # no more memory can be pinned: copy synchronously
             return source.cpu().contiguous()
         return buffer.copy_(source, non_blocking=source.device.type != "cpu")
 
@@ -84,10 +84,10 @@ class Staging:
 def take(
     parts: Mapping[str, Stateful], about: Mapping[str, Any], staging: Staging | None = None
 ) -> Snapshot:
-    """Copy every part into host memory; into that of ``staging``, whose last snapshot is over.
+    """Copy every part into host memory: into that of ``staging``, whose last snapshot is done.
 
-    Copies from a device are queued behind the work that makes the values, and before what changes
-    them: nobody waits for them here.
+    Copies from a device are queued behind the operations that compute the values, and before those
+    that change them, so nothing waits here.
     """
     staging = Staging() if staging is None else staging
     tensors: dict[str, dict[str, Tensor]] = {}

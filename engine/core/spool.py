@@ -1,9 +1,9 @@
-"""The spool: records of a rank, appended to a file that another process reads as it grows.
+"""Append a rank's records to the spool, a file that another process reads as it grows.
 
-Frame: payload length and CRC-32 of the payload (two little-endian uint32), then the payload, a
-record as UTF-8 JSON. The figures of ``stats`` records lie in it as Base64 of little-endian doubles:
-writing each as text took as long as computing them. A frame cut short by a crash is simply not
-there yet. Pure Python.
+A frame is the payload length and the CRC-32 of the payload (two little-endian uint32), then the
+payload, a record as UTF-8 JSON. The statistics in ``stats`` records are Base64 of little-endian
+doubles, because writing each as text took as long as computing them. A last frame that a crash cut
+short is ignored. Pure Python.
 """
 
 import errno
@@ -25,18 +25,18 @@ from glasshouse.failpoints import failpoint
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
 MAX_WAITING_BYTES = 64 * 2**20
-"""So much is kept in memory while the disk is full; then the job fails."""
+"""The most kept in memory while the disk is full. Beyond it the job fails."""
 _FULL_S = 0.5
 _FLUSH_BYTES = 256 * 1024
 _FLUSH_S = 0.005
 
 
 class SpoolDamaged(Exception):
-    """A frame that is not the last one fails its checksum: the file was altered."""
+    """A frame before the last one fails its checksum: the file was altered."""
 
 
 def now() -> str:
-    """This moment as records carry it: RFC 3339, UTC, milliseconds."""
+    """Return the current time as in records: RFC 3339, UTC, milliseconds."""
     second, nanoseconds = divmod(time.time_ns(), 10**9)
     return f"{_second(second)}.{nanoseconds // 10**6:03d}Z"
 
@@ -47,7 +47,7 @@ def _second(second: int) -> str:
 
 
 class SpoolWriter:
-    """Appends records; safe to use from several threads."""
+    """Appends records. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -57,7 +57,7 @@ class SpoolWriter:
         self._full_until = 0.0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a record; it is written at once or with one of the next ones."""
+        """Add a record. It is written now or together with later ones."""
         payload = jsonio.dumps(_packed(record)).encode()
         failpoint("spool.append")
         with self._lock:
@@ -67,19 +67,19 @@ class SpoolWriter:
                 self._write()
 
     def settle(self) -> None:
-        """Write what waits if some milliseconds have passed; called at every step boundary."""
+        """Write buffered records if some milliseconds have passed; called at step boundaries."""
         if time.monotonic() - self._flushed_at >= _FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that waits."""
+        """Write all buffered records."""
         with self._lock:
             self._write()
 
     def close(self) -> None:
-        """Write everything that waits, make it durable, and let the file go.
+        """Write all buffered records, sync the file to disk and close it.
 
-        While the disk is full it waits: what was trained is not thrown away for that.
+        While the disk is full this waits, so that trained results are not lost.
         """
         with self._lock:
             self._write()
@@ -97,7 +97,7 @@ class SpoolWriter:
         try:
             while self._waiting:
                 del self._waiting[: os.write(self._file, self._waiting)]
-        except OSError as error:  # training goes on, and what it says waits here
+        except OSError as error:  # training continues, and its records stay in memory
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not is_full or len(self._waiting) > MAX_WAITING_BYTES:
                 raise
@@ -109,12 +109,12 @@ class SpoolWriter:
 def read_frames(
     path: Path, offset: int, max_records: int = 1000
 ) -> tuple[list[dict[str, Any]], int]:
-    """Read records from an offset; returns them and the offset to go on from.
+    """Read records from an offset; return them and the offset to continue from.
 
-    Stops before a last frame that is incomplete or damaged: it is still being written.
+    Stops before a last frame that is incomplete or damaged, because it is still being written.
 
     Raises:
-        SpoolDamaged: a frame fails its checksum although more data follows it.
+        SpoolDamaged: a frame fails its checksum although more data follows.
     """
     records: list[dict[str, Any]] = []
     try:
@@ -145,7 +145,7 @@ def read_frames(
 
 
 def _packed(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its table of figures, where it has one, as bytes."""
+    """Return the record with its table of statistics, if it has one, as Base64."""
     rows: Sequence[Sequence[Any]] | None = record.get("rows")
     if not rows:
         return record

@@ -1,4 +1,4 @@
-"""Tensors that an evaluation leaves behind, as an artifact of the job."""
+"""Write tensors that an evaluation outputs, as an artifact of the job."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,10 @@ MEDIA_TYPE = "application/vnd.safetensors"
 def write_artifact(
     directory: Path, what: str, step: int, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Write ``<what>-<step>.safetensors`` into a job's directory; gives the record of it.
+    """Write ``<what>-<step>.safetensors`` into a job's directory; return its record.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     name = f"{what}-{step}.safetensors"
     path = directory / "artifacts" / name

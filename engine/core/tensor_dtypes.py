@@ -1,4 +1,4 @@
-"""The names of torch's dtypes in safetensors files; without torch, for the worker."""
+"""Names of torch's dtypes in safetensors files; without torch, for the worker."""
 
 DTYPE_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32",
@@ -6,4 +6,4 @@ DTYPE_NAMES = {
     "float32": "F32", "float64": "F64", "complex64": "C64", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-"""safetensors' names of the types that a capture may have."""
+"""safetensors' names of the dtypes that a capture may have."""

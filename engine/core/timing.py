@@ -1,8 +1,8 @@
-"""Where a step's time goes: a clock whose every lap is put down to a part of the step.
+"""Measure where the step time goes: a clock that attributes every lap to a part of the step.
 
-On the CPU laps are of the host's clock. On CUDA they lie between events in the device's queue,
-which are read once they have passed: the device is never waited for. Knows torch's events; knows
-nothing of jobs.
+On the CPU laps are measured with the host's clock. On CUDA they are the time between events in the
+device's queue. The events are read after they have completed, so nothing waits for the device.
+Depends on torch's events, not on jobs.
 """
 
 import time
@@ -18,26 +18,26 @@ PARTS = (
     *("data", "forward", "backward", "optimizer"),
     *("probes", "derived", "checkpoint", "evaluate"),
 )
-"""The parts that are reported; the rest of a step is reporting itself."""
+"""The parts that are reported. The rest of a step is reporting itself."""
 REPORT = "report"
 TRAINING_FACTOR = 3
-"""A step's operations are taken for three times those of its forward pass: the usual convention,
-one for the pass and two for the gradients of its inputs and its parameters."""
+"""A step counts as three times the operations of its forward pass. This is the usual convention:
+one for the forward pass, two for the gradients with respect to inputs and parameters."""
 _MAX_WAITING = 4096
 
 
 @dataclass
 class Laps:
-    """What has been measured: nanoseconds by part, steps, rows."""
+    """Measurements: nanoseconds by part, steps, rows, tokens."""
 
     spent_ns: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, REPORT), 0))
     num_steps: int = 0
     num_rows: int = 0
     num_tokens: int = 0
-    """Steps of sequences, without what rows are padded with."""
+    """Steps of sequences, without padding."""
 
     def join(self, other: "Laps") -> None:
-        """Take in what another one measured."""
+        """Add another measurement to this one."""
         for part, spent in other.spent_ns.items():
             self.spent_ns[part] += spent
         self.num_steps += other.num_steps
@@ -46,32 +46,32 @@ class Laps:
 
 
 class Clock(Protocol):
-    """Puts time down to parts of a step."""
+    """Attributes time to parts of a step."""
 
     def mark(self, part: str) -> None:
-        """What has passed since the last mark was this part."""
+        """Attribute the time since the last mark to a part."""
         ...
 
     def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
-        """A step of so many rows is done, whose sequences have so many steps."""
+        """Count a step of ``num_rows`` rows whose sequences have ``num_tokens`` steps."""
         ...
 
     def pause(self) -> None:
-        """What follows, up to `resume`, is not of the part that is under way."""
+        """Exclude the time up to `resume` from the current part."""
         ...
 
     def resume(self, part: str) -> None:
-        """What has passed since the outermost `pause` was this part."""
+        """Attribute the time since the outermost `pause` to a part."""
         ...
 
     def take(self, *, wait: bool = False) -> Laps:
-        """What was measured since this was last asked; ``wait`` for all of it."""
+        """Return what was measured since the last call; ``wait`` for all of it."""
         ...
 
 
 @contextmanager
 def taken_out(clock: Clock, part: str) -> Generator[None]:
-    """What happens in here is not of the part that is under way, but of this one."""
+    """Attribute the time of this context to ``part`` instead of the current part."""
     clock.pause()
     try:
         yield
@@ -80,7 +80,7 @@ def taken_out(clock: Clock, part: str) -> Generator[None]:
 
 
 class HostClock:
-    """Laps of the host's clock: exact where the device is the host."""
+    """Measures laps with the host's clock: exact if the device is the host."""
 
     def __init__(self) -> None:
         self._laps = Laps()
@@ -89,25 +89,25 @@ class HostClock:
         self._paused = self._last = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
-        """What has passed since the last mark was this part."""
+        """Attribute the time since the last mark to a part."""
         now = time.perf_counter_ns()
         self._spent[part] += now - self._last
         self._last = now
 
     def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
-        """A step of so many rows is done, whose sequences have so many steps."""
+        """Count a step of ``num_rows`` rows whose sequences have ``num_tokens`` steps."""
         self._laps.num_steps += 1
         self._laps.num_rows += num_rows
         self._laps.num_tokens += num_tokens
 
     def pause(self) -> None:
-        """What follows, up to `resume`, is not of the part that is under way."""
+        """Exclude the time up to `resume` from the current part."""
         self._depth += 1
         if self._depth == 1:
             self._paused = time.perf_counter_ns()
 
     def resume(self, part: str) -> None:
-        """What has passed since the outermost `pause` was this part."""
+        """Attribute the time since the outermost `pause` to a part."""
         self._depth -= 1
         if self._depth:
             return
@@ -116,17 +116,17 @@ class HostClock:
         self._last += passed
 
     def take(self, *, wait: bool = False) -> Laps:
-        """What was measured since this was last asked."""
+        """Return what was measured since the last call."""
         taken, self._laps = self._laps, Laps()
         self._spent = self._laps.spent_ns
         return taken
 
 
 class DeviceClock:
-    """Laps of the device's queue. A lap is counted once the event at its end has passed.
+    """Measures laps in the device's queue. A lap counts once the event at its end has completed.
 
-    So what the host does while the device is busy costs nothing, and a device that waits for
-    the host shows in the part that it waits for.
+    Host work while the device is busy therefore counts as nothing. If the device waits for the
+    host, the time counts for the part that it waits for.
     """
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
@@ -139,29 +139,29 @@ class DeviceClock:
         self._last = self._record()
 
     def mark(self, part: str) -> None:
-        """What has passed since the last mark was this part."""
+        """Attribute the time since the last mark to a part."""
         self._waiting.append((part, self._record()))
         if len(self._waiting) > _MAX_WAITING:
             self._settle()
 
     def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
-        """A step of so many rows is done, once what was marked before has passed."""
+        """Count a step of ``num_rows`` rows once the marks before it have completed."""
         self._waiting.append(((num_rows, num_tokens), None))
 
     def pause(self) -> None:
-        """What follows, up to `resume`, is not of the part that is under way."""
+        """Exclude the time up to `resume` from the current part."""
         self._depth += 1
         if self._depth == 1:
             self._waiting.append((None, self._record()))
 
     def resume(self, part: str) -> None:
-        """What has passed since the outermost `pause` was this part."""
+        """Attribute the time since the outermost `pause` to a part."""
         self._depth -= 1
         if not self._depth:
             self._waiting.append((f"+{part}", self._record()))
 
     def take(self, *, wait: bool = False) -> Laps:
-        """What has passed since this was last asked; ``wait`` for all of it."""
+        """Return what has completed since the last call; ``wait`` for all of it."""
         if wait and self._waiting:
             marked = [event for _, event in self._waiting if event is not None]
             if marked:
@@ -176,7 +176,7 @@ class DeviceClock:
         return event
 
     def _settle(self) -> None:
-        """Count what has passed, in order."""
+        """Count the events that have completed, in order."""
         while self._waiting:
             what, event = self._waiting[0]
             if event is not None and not event.query():
@@ -193,7 +193,7 @@ class DeviceClock:
         passed_ms = self._last.elapsed_time(event)
         self._free.append(self._last)
         self._last = event
-        if what is None:  # a part was interrupted: the rest of it is still to come
+        if what is None:  # a part was interrupted: the rest of it follows later
             self._carried_ms += passed_ms
         elif what.startswith("+"):
             self._laps.spent_ns[what[1:]] += passed_ms * 1e6
@@ -207,22 +207,22 @@ def _cuda_event() -> Any:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that measures what a device does."""
+    """Return the clock that measures a device."""
     return DeviceClock() if device.type == "cuda" else HostClock()
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes, for ``throughput``."""
+    """The work of a step, for ``throughput``."""
 
     flops_per_row: float | None = None
-    """Operations of the forward pass; None: nobody has planned the job."""
+    """Floating point operations of the forward pass for one row; None: the job was not planned."""
     peak_flops: float | None = None
-    """Operations a second of the job's devices; None where it is not known."""
+    """Peak operations per second of the job's devices; None if unknown."""
 
 
 class Timing:
-    """The series ``time/…`` and ``throughput/…`` of a job."""
+    """Computes the series ``time/…`` and ``throughput/…`` of a job."""
 
     def __init__(self, clock: Clock, work: Work) -> None:
         self.clock = clock
@@ -231,10 +231,10 @@ class Timing:
         self._told: tuple[int, Laps] | None = None
 
     def figures(self, step: int, *, last: bool = False) -> dict[str, float]:
-        """Means over the steps that have ended since the last figures; empty if none has.
+        """Return means over the steps that ended since the last call; empty if none did.
 
-        ``last`` waits for the device. Figures that are told again of a step replace those told
-        before: what came after the last step, an evaluation for one, is told with that step.
+        ``last`` waits for the device. A second call for the same step includes the first one's
+        measurements and replaces them: this adds, for example, an evaluation after the last step.
         """
         self._laps.join(self.clock.take(wait=last))
         if self._told is not None and self._told[0] == step:
@@ -246,7 +246,7 @@ class Timing:
 
 
 def figures_of(laps: Laps, work: Work) -> dict[str, float]:
-    """Seconds a step by part, and what was done in a second."""
+    """Return seconds per step by part, and throughput per second."""
     steps, total_s = laps.num_steps, sum(laps.spent_ns.values()) / 1e9
     figures = {f"time/{part}": laps.spent_ns[part] / 1e9 / steps for part in PARTS}
     figures["time/step"] = total_s / steps

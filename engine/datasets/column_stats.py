@@ -1,4 +1,4 @@
-"""Figures about one column, gathered block by block while it is written. Knows numpy only."""
+"""Compute the statistics of a column, block by block while it is written. Uses numpy only."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 MAX_DISTINCT = 1000
 MAX_COUNTED_BYTES = 200
-"""A longer text is not a class; a column that holds one is not counted by value."""
+"""A longer text is not a class. A column that contains one is not counted by value."""
 
 
 class CountBudget:
-    """How many different values all columns together may remember: wide files stay bounded."""
+    """The number of unique values that all columns together may store, to bound wide files."""
 
     def __init__(self, num_values: int = 200_000) -> None:
         self.left = num_values
 
 
 class _Counts:
-    """How often each value occurs, until there are too many different ones."""
+    """Counts how often each value occurs, until there are too many unique ones."""
 
     def __init__(self, budget: CountBudget) -> None:
         self._budget = budget
@@ -53,7 +53,7 @@ class _Counts:
 
 
 class NumberStats:
-    """Moments over the finite values; NaN counts as missing; counts by value for scalar rows."""
+    """Moments of the finite values; NaN counts as missing. Scalar rows are counted by value."""
 
     def __init__(self, budget: CountBudget, *, scalar: bool, listed: bool) -> None:
         self.missing = 0
@@ -69,7 +69,7 @@ class NumberStats:
             self._counts.give_up()
 
     def update(self, values: NDArray[Any]) -> None:
-        """Take in one flat block."""
+        """Add one flat block."""
         self._count += values.size
         if values.dtype.kind == "f":
             nan = int(np.isnan(values).sum())
@@ -87,14 +87,14 @@ class NumberStats:
         self._merge(finite)
         if self._counts.alive:
             found, times = np.unique(finite, return_counts=True)
-            # Past this many, the block alone settles it: no need to make Python numbers.
+            # With more unique values the limit is exceeded: skip the conversion to Python numbers.
             if found.size > MAX_DISTINCT:
                 self._counts.give_up()
             else:
                 self._counts.update(found.tolist(), times.tolist())
 
     def _merge(self, finite: NDArray[Any]) -> None:
-        """Chan's update: stable whatever the block sizes, unlike a running sum of squares."""
+        """Merge by Chan's update: stable for all block sizes, unlike a running sum of squares."""
         with np.errstate(over="ignore", invalid="ignore"):
             x = finite.astype(np.float64)
             mean = float(x.mean())
@@ -110,7 +110,7 @@ class NumberStats:
         self._finite = total
 
     def as_dict(self) -> dict[str, Any]:
-        """The column's entry in ``stats.json``."""
+        """Return the column's entry in ``stats.json``."""
         some = self._extremes is not None
         low, high = self._extremes if self._extremes is not None else (None, None)
         return {
@@ -126,7 +126,7 @@ class NumberStats:
 
 
 class TextStats:
-    """How many texts there are, how many are empty, and which, when they look like classes."""
+    """Counts texts and empty texts, and each unique text if they look like classes."""
 
     def __init__(self, budget: CountBudget) -> None:
         self.missing = 0
@@ -134,7 +134,7 @@ class TextStats:
         self._counts = _Counts(budget)
 
     def update(self, texts: Sequence[bytes]) -> None:
-        """Take in one block of UTF-8 texts."""
+        """Add one block of UTF-8 texts."""
         self._count += len(texts)
         self.missing += sum(1 for text in texts if not text)
         if not self._counts.alive:
@@ -149,7 +149,7 @@ class TextStats:
             self._counts.update(list(found.keys()), list(found.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """The column's entry in ``stats.json``."""
+        """Return the column's entry in ``stats.json``."""
         figures = dict.fromkeys(("min", "max", "mean", "std"))
         shared = {"count": self._count, "missing": self.missing, "infinite": 0}
         return {**shared, **figures, **self._counts.as_dict(listed=True)}

@@ -1,8 +1,8 @@
-"""Turns an uploaded file into a dataset directory, in a process of its own with limits.
+"""Convert an uploaded file into a dataset directory, in a separate process with limits.
 
 ``python -m engine.datasets.ingest --format csv --source FILE --out DIR`` prints one JSON line:
 ``{"ok":true,"meta":{…}}`` or ``{"ok":false,"problem":{"code":…,"detail":…}}``. It exits with 0 in
-both cases; any other ending means that the process was killed, and the dataset has failed.
+both cases. Any other exit means that the process was killed, and the dataset has failed.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CpuTimeSpent(Exception):
-    """The process has used the processor time that it may."""
+    """The process has used all its CPU time."""
 
 
 def ingest(
@@ -51,15 +51,15 @@ def ingest(
     resize: tuple[int, int] | None = None,
     header: bool | None = None,
 ) -> dict[str, Any]:
-    """Read a file of a format, or a built-in dataset, into a new directory; return its meta.
+    """Read a file of a format, or a built-in dataset, into a new directory; return its metadata.
 
     Args:
         source: the file; None: ``name`` is that of a built-in dataset.
-        name: of the format.
-        out: the directory. It appears whole or not at all; nothing is left of a failed attempt.
-        max_out_bytes: what may be written.
-        resize: of images, the height and width of all of them.
-        header: of csv and tsv, whether the first row names the columns; None: it is found out.
+        name: the name of the format.
+        out: the directory. It appears only when complete; nothing is left of a failed attempt.
+        max_out_bytes: the maximum number of bytes to write.
+        resize: for images, the height and width of all of them.
+        header: for csv and tsv, whether the first row names the columns; None: it is detected.
 
     Raises:
         InvalidDataset: the file cannot be read as this format.
@@ -143,7 +143,7 @@ _ARCHIVES: dict[str, Callable[..., None]] = {
     "idx.zip": read_idx_zip,
     "mnist.json.gz": read_mnist_json,
 }
-"""These unpack, and are told how much that may become."""
+"""These unpack, and get a limit for the unpacked size."""
 
 
 def _check_regular(source: Path) -> None:
@@ -155,10 +155,10 @@ def _check_regular(source: Path) -> None:
 
 
 def limit_process(*, max_memory_bytes: int, max_cpu_s: int) -> None:
-    """Bound what this process may use, whatever the file does to it."""
+    """Limit the memory and CPU time of this process, whatever the file contains."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, max_memory_bytes)
-    # Two seconds later the kernel ends a process that could not say so itself.
+    # Two seconds later the kernel kills a process that could not report the problem itself.
     _limit(resource.RLIMIT_CPU, max_cpu_s, hard=max_cpu_s + 2)
     signal.signal(signal.SIGXCPU, _on_cpu_limit)
     signal.signal(signal.SIGTERM, _on_terminate)
@@ -169,7 +169,7 @@ def _limit(kind: int, soft: int, *, hard: int | None = None) -> None:
     values = [soft, soft if hard is None else hard]
     if ceiling != resource.RLIM_INFINITY:
         values = [min(value, ceiling) for value in values]
-    with suppress(ValueError, OSError):  # macOS knows some limits by name only
+    with suppress(ValueError, OSError):  # macOS defines some limits that it cannot set
         resource.setrlimit(kind, (values[0], values[1]))
 
 

@@ -1,7 +1,7 @@
-"""How many tokens the texts of a column have, counted while it is written. Knows nothing of numpy.
+"""Count the tokens in the texts of a column while it is written. Does not use numpy.
 
-What a plan needs of texts before anything reads them again: how long rows are, and how large a
-vocabulary can be.
+A plan needs these counts before the texts are read again: row lengths, and the possible size of a
+vocabulary.
 """
 
 from collections import Counter
@@ -10,20 +10,20 @@ from itertools import chain
 from typing import Any
 
 MAX_DISTINCT = 300_000
-"""Different tokens that all columns of a dataset together may remember."""
+"""The number of unique tokens that all columns of a dataset together may store."""
 MAX_MIN_COUNT = 20
-"""How many tokens occur once or more, twice or more … is told up to so many times."""
+"""The largest n for which the number of tokens that occur at least n times is stored."""
 
 
 class TokenBudget:
-    """How many different tokens all columns together may still remember."""
+    """The number of unique tokens that all columns together may still store."""
 
     def __init__(self, num_tokens: int = MAX_DISTINCT) -> None:
         self.left = num_tokens
 
 
 class TokenCounts:
-    """Lengths in tokens of one unit, and how often each token occurs, while there is room."""
+    """Row lengths in tokens of one unit, and token counts while there is room."""
 
     def __init__(self, budget: TokenBudget, split: Callable[[str], Sequence[str]]) -> None:
         self._budget = budget
@@ -33,7 +33,7 @@ class TokenCounts:
         self._longest = self._total = 0
 
     def update(self, texts: Sequence[str]) -> None:
-        """Take in some rows, at least one."""
+        """Add some rows, at least one."""
         rows = [self._split(text) for text in texts]
         lengths = [len(row) for row in rows]
         self._total += sum(lengths)
@@ -50,7 +50,7 @@ class TokenCounts:
             self._counts = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Shortest and longest row, tokens of all rows, and tokens by how often they occur."""
+        """Return the min, max and total tokens of rows, and the tokens by how often they occur."""
         lengths = {"min": self._shortest or 0, "max": self._longest, "total": self._total}
         if self._counts is None:
             return {**lengths, "at_least": None}
@@ -64,7 +64,7 @@ class TokenCounts:
 
 
 class TextTokens:
-    """A column's tokens of both units, of one split."""
+    """A column's tokens by both units, in one split."""
 
     def __init__(self, budget: TokenBudget) -> None:
         self._units = {
@@ -73,11 +73,11 @@ class TextTokens:
         }
 
     def update(self, texts: Sequence[bytes]) -> None:
-        """Take in one block of UTF-8 texts."""
+        """Add one block of UTF-8 texts."""
         decoded = [text.decode() for text in texts]
         for counts in self._units.values():
             counts.update(decoded)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """By unit."""
+        """Return the counts by unit."""
         return {unit: counts.as_dict() for unit, counts in self._units.items()}

@@ -1,7 +1,7 @@
-"""Writes a dataset directory: meta.json, stats.json and plain .npy files. Knows numpy only.
+"""Write a dataset directory: meta.json, stats.json and plain .npy files. Uses numpy only.
 
-Columns are appended to block by block, so a dataset of any size takes a few megabytes of memory.
-``models.storage.columns`` and ``engine.data`` read what is written here.
+Columns are appended block by block, so a dataset of any size needs a few megabytes of memory.
+``models.storage.columns`` and ``engine.data`` read these files.
 """
 
 import os
@@ -23,12 +23,12 @@ MAX_COLUMNS = 10_000
 MAX_RANK = 8
 MAX_NAME_LENGTH = 200
 MAX_LENGTHS = 1000
-"""Different lengths of the rows of a column that are counted one by one."""
-_HEADER_BYTES = 256  # room for eight axes of twenty digits, so that rows can be filled in last
+"""The maximum number of unique row lengths in a column that are counted individually."""
+_HEADER_BYTES = 256  # space for eight axes of twenty digits, so that rows can be filled in last
 
 
 class _NpyFile:
-    """A one-writer .npy file that grows; its header is completed when the length is known."""
+    """A .npy file with one writer that grows; its header is written when the length is known."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._path = path
@@ -37,12 +37,12 @@ class _NpyFile:
         path.write_bytes(bytes(_HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
-        # Opened anew for each block: a wide table has more columns than a process has descriptors.
+        # Opened for each block: a wide table has more columns than a process has file descriptors.
         with self._path.open("ab") as file:
             file.write(values.data)
 
     def finish(self, length: int, row: tuple[int, ...] | None = None) -> None:
-        """Complete the header: so many rows, of the shape ``row`` if it is another by now."""
+        """Write the header: ``length`` rows, of the shape ``row`` if that has changed."""
         shape = (length, *(self._shape if row is None else row))
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         text = repr(header).ljust(_HEADER_BYTES - 11) + "\n"
@@ -53,7 +53,7 @@ class _NpyFile:
 
 
 class NumberColumnWriter:
-    """One column of one split: numbers of one dtype, each row of one shape."""
+    """Writes a column of one split: numbers of one dtype, in rows of one shape."""
 
     def __init__(
         self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
@@ -77,16 +77,16 @@ class NumberColumnWriter:
 
     @property
     def rows(self) -> int:
-        """How many whole rows it has so far."""
+        """The number of complete rows so far."""
         return self._num_values // self._row_size
 
     def finish(self) -> None:
-        """Complete the file and force it to disk."""
+        """Complete the file and sync it to disk."""
         self._file.finish(self.rows)
 
 
 class RaggedColumnWriter:
-    """One column of one split: a list per row, each with its own length, of values of one shape."""
+    """Writes a column of one split: lists of different lengths, of values of one shape."""
 
     def __init__(
         self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
@@ -105,7 +105,7 @@ class RaggedColumnWriter:
         self.stats = NumberStats(writer.count_budget, scalar=False, listed=False)
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Add rows: the values of all of them one after the other, and how many each row has."""
+        """Add rows: the concatenated values of all rows, and the number of values in each."""
         if lengths.size == 0:
             return
         flat = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1)
@@ -140,9 +140,9 @@ class RaggedColumnWriter:
         return None if self._counts is None else [[*item] for item in sorted(self._counts.items())]
 
     def finish(self, length: int | None = None) -> None:
-        """Complete the files and force them to disk; with ``length`` as a plain column.
+        """Complete the files and sync them to disk; with ``length`` as a column of tensors.
 
-        Rows that all have the same length need no offsets: they are tensors of one shape.
+        Rows that all have the same length need no offsets.
         """
         if length is None:
             self._values.finish(self._end)
@@ -153,7 +153,7 @@ class RaggedColumnWriter:
 
 
 class TextColumnWriter:
-    """One column of one split: UTF-8 texts, as their bytes and where each begins."""
+    """Writes a column of one split: UTF-8 texts, as their bytes and the offset of each."""
 
     def __init__(self, writer: "DatasetWriter", path: Path) -> None:
         self._writer = writer
@@ -181,7 +181,7 @@ class TextColumnWriter:
         self.rows += len(texts)
 
     def finish(self) -> None:
-        """Complete both files and force them to disk."""
+        """Complete both files and sync them to disk."""
         self._offsets.finish(self.rows + 1)
         self._bytes.finish(self._end)
 
@@ -190,7 +190,7 @@ Column = NumberColumnWriter | RaggedColumnWriter | TextColumnWriter
 
 
 class DatasetWriter:
-    """Makes the files of one dataset in a directory that is its own."""
+    """Writes the files of one dataset into its directory."""
 
     def __init__(self, directory: Path, *, max_bytes: int) -> None:
         self._directory = directory
@@ -205,7 +205,7 @@ class DatasetWriter:
     def numbers(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
     ) -> NumberColumnWriter:
-        """Begin a column of numbers."""
+        """Create a column of numbers."""
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": list(shape)})
         column = NumberColumnWriter(self, path, native, shape)
@@ -215,9 +215,9 @@ class DatasetWriter:
     def ragged(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
     ) -> RaggedColumnWriter:
-        """Begin a column of lists; ``shape`` is that of one of their values.
+        """Create a column of lists; ``shape`` is that of one of their values.
 
-        If in the end all rows of all splits have one length, it is a column of numbers.
+        If all rows of all splits turn out to have one length, it becomes a column of numbers.
         """
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": [None, *shape]})
@@ -226,21 +226,21 @@ class DatasetWriter:
         return column
 
     def texts(self, split: str, name: str) -> TextColumnWriter:
-        """Begin a column of texts."""
+        """Create a column of texts."""
         column = TextColumnWriter(self, self._place(split, name, {"dtype": "string", "shape": []}))
         self._splits[split][name] = column
         return column
 
     def name_classes(self, name: str, classes: Sequence[str]) -> None:
-        """Say what the integers of a column that was begun stand for."""
+        """Set the classes that the integers of an existing column stand for."""
         self._declared[name]["classes"] = list(classes)
 
     def describe(self, name: str, **facts: Any) -> None:
-        """Say more of a column that was begun."""
+        """Add metadata to an existing column."""
         self._declared[name] |= facts
 
     def note(self, code: str, detail: str) -> None:
-        """Add a note on the whole dataset that the uploader may want to correct."""
+        """Add a note about the whole dataset that the uploader may want to act on."""
         self._notes.append({"code": code, "detail": detail})
 
     def _place(self, split: str, name: str, kind: dict[str, Any]) -> Path:
@@ -270,7 +270,7 @@ class DatasetWriter:
         columns = self._splits.setdefault(split, {})
         if name in columns:
             raise InvalidDataset(f"column {name!r} of split {split!r} is given twice; remove one")
-        folder = self._directory / split  # a split's name is ours, never the file's
+        folder = self._directory / split  # a split's name comes from us, never from the file
         folder.mkdir(exist_ok=True)
         return folder / known["file"]
 
@@ -278,13 +278,13 @@ class DatasetWriter:
         """Count bytes that are about to be written.
 
         Raises:
-            InvalidDataset: the dataset would become larger than it may.
+            InvalidDataset: the dataset would exceed its limit.
         """
         self.expect(num_bytes)
         self._num_bytes += num_bytes
 
     def expect(self, num_bytes: int) -> None:
-        """Refuse at once what a file declares, if it is more than may be written."""
+        """Refuse a declared size early if it is more than may be written."""
         if self._num_bytes + num_bytes > self._max_bytes:
             raise InvalidDataset(
                 f"the data is larger than the limit of {self._max_bytes:,} bytes once unpacked; "
@@ -292,7 +292,7 @@ class DatasetWriter:
             )
 
     def scratch(self) -> Path:
-        """A path for a passing file; it may not be there when the dataset is finished."""
+        """Return a path for a temporary file, which must be deleted before `finish`."""
         return self._directory / "scratch"
 
     def finish(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class DatasetWriter:
         return meta
 
     def _complete(self, name: str, rows: dict[str, int]) -> dict[str, Any]:
-        """Complete a column's files in all splits; its entry in meta.json."""
+        """Complete a column's files in all splits; return its entry in meta.json."""
         described = dict(self._declared[name])
         columns = {split: self._splits[split][name] for split in rows}
         described["missing"] = sum(column.stats.missing for column in columns.values())
@@ -365,7 +365,7 @@ class DatasetWriter:
 
 
 def _tokens(columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Of a column of texts its tokens, by unit and split."""
+    """Return the tokens of a text column, by unit and split."""
     found = {
         split: column.tokens.as_dict()
         for split, column in columns.items()
@@ -384,7 +384,7 @@ def _write_synced(path: Path, text: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Force a directory's entries to disk."""
+    """Sync a directory's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""A loss as a fraction: what torch's mean divides, and what it divides by.
+"""Compute a loss as a fraction: the numerator and the denominator of torch's mean.
 
-The mean over a data set, and over a step of several micro-batches, is the sum of the numerators
-over the sum of the denominators. It is not the mean of the batches' means: those have different
-denominators wherever targets are ignored, classes have weights or sequences have lengths. Knows
-torch; knows nothing of specs, data or jobs.
+The mean over a dataset, and over a step of several micro-batches, is the sum of the numerators over
+the sum of the denominators. It is not the mean of the batches' means: their denominators differ
+whenever targets are ignored, classes have weights or sequences have lengths. Depends on torch, not
+on specs, data or jobs.
 
 Shape suffixes: B = rows, T = steps of the longest row, S = the steps of all rows together.
 """
@@ -19,39 +19,39 @@ from torch import Tensor, nn
 from engine.network.lengths import Lengths, is_padding
 
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-"""These divide by the weights of the targets that are not ignored, where targets are classes."""
+"""These divide by the weights of the targets that are not ignored, if targets are classes."""
 Denominator = Tensor | float
-"""Of a loss over a batch or a step: rows or steps, known on the host; or the sum of the targets'
-weights, float64 on the device."""
+"""The denominator of a loss over a batch or a step: rows or steps, known on the host; or the sum of
+the targets' weights, float64 on the device."""
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """Each loss of some rows as a fraction; those of different rows add up."""
+    """Each loss of some rows as a fraction. The sums of different rows can be added."""
 
     numerators: Tensor
-    """float64 of shape [losses]; of a loss with ``reduction: "sum"`` its value."""
+    """float64 of shape [losses]; for ``reduction: "sum"`` the value of the loss."""
     denominators: Tensor
     """float64 of shape [losses]."""
 
     def __add__(self, other: Self) -> "LossSums":
-        """The sums over the rows of both."""
+        """Return the sums over the rows of both."""
         return LossSums(self.numerators + other.numerators, self.denominators + other.denominators)
 
 
 @dataclass(frozen=True)
 class LateDenominator:
-    """A loss of a micro-batch whose denominator only the forward pass gives."""
+    """A micro-batch's loss whose denominator is known only after the forward pass."""
 
     number: int
-    """Of the micro-batch within its step."""
+    """Index of the micro-batch in its step."""
     count: int
-    """Micro-batches of the step."""
+    """Number of micro-batches in the step."""
     is_empty: dict[int, Tensor]
-    """By number, whether a micro-batch had nothing to compare; shared by those of the step."""
+    """By index: whether a micro-batch had nothing to compare. Shared by all of the step."""
 
     def noted(self, value: Tensor, is_empty: Tensor) -> Tensor:
-        """What the micro-batch adds to the loss; the last one of a step that is empty adds NaN."""
+        """Return what the micro-batch adds to the loss: NaN from the last if all were empty."""
         self.is_empty[self.number] = is_empty
         if self.number + 1 < self.count:
             return value
@@ -61,9 +61,9 @@ class LateDenominator:
 
 @dataclass(frozen=True)
 class StepPart:
-    """A micro-batch within its step: the denominators of each loss, its own and the step's.
+    """The denominators of each loss for a micro-batch: its own, and those of the whole step.
 
-    ``late``: those for which rows stand in; empty where there are none.
+    ``late``: the losses whose loss weight is computed from rows instead; empty if there are none.
     """
 
     own: tuple[Denominator, ...]
@@ -72,7 +72,7 @@ class StepPart:
 
 
 def total(parts: Sequence[tuple[Denominator, ...]]) -> tuple[Denominator, ...]:
-    """The denominators of a step from those of its micro-batches."""
+    """Add up the denominators of a step's micro-batches."""
     return tuple(sum(each[1:], each[0]) for each in zip(*parts, strict=True))
 
 
@@ -83,32 +83,32 @@ class Term:
         """``criterion``: one of torch's losses.
 
         With ``has_lengths`` the last operand is `Lengths`, and only the steps within them are
-        compared: axis 1 of the other operands, of class scores axis 2.
+        compared. Steps are axis 1 of the other operands, but axis 2 of class scores.
         """
         self.criterion = criterion
         self.has_lengths = has_lengths
         self._reduction = str(getattr(criterion, "reduction", "mean"))
-        # torch's CTCLoss divides each row by its target's length for the mean only.
+        # torch's CTCLoss divides each row by its target's length only for the mean.
         self._is_of_rows = isinstance(criterion, nn.CTCLoss) or self._reduction == "batchmean"
         self._summing = reduced(criterion, "sum")
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is the sum over the rows; else it is their mean."""
+        """Whether the loss is the sum over the rows; if not, it is their mean."""
         return self._reduction == "sum"
 
     def value(self, operands: Sequence[Any]) -> Tensor:
-        """The loss of a batch: torch's own."""
+        """Return the loss of a batch as torch computes it."""
         if self.has_lengths and self._reduction == "batchmean":
             return self._summed(operands) / len(operands[0])
         found: Tensor = self.criterion(*self.compared(operands))
         return found
 
     def denominator(self, operands: Sequence[Any], num_rows: int) -> Denominator:
-        """What the mean over a batch divides by: rows, steps, or the sum of the targets' weights.
+        """Return the denominator of a batch's mean: rows, steps or the sum of target weights.
 
-        Up to a constant factor, such as the number of values per row. Of the operands only class
-        targets and lengths are read.
+        It is exact up to a constant factor, such as the number of values per row. Of the operands
+        only class targets and lengths are read.
         """
         if self.is_sum or self._is_of_rows:
             return float(num_rows)
@@ -119,11 +119,11 @@ class Term:
         return float(num_rows)
 
     def fraction(self, operands: Sequence[Any], num_rows: int) -> tuple[Tensor, Denominator]:
-        """The loss of a batch as a numerator, in float64, and a denominator."""
+        """Return the loss of a batch as a numerator, in float64, and a denominator."""
         below = self.denominator(operands, num_rows)
         if self.is_sum:
             return self.value(operands).double(), below
-        if isinstance(below, Tensor) or not below:  # a batch with nothing to compare: 0 over 0
+        if isinstance(below, Tensor) or not below:  # a batch with nothing to compare: 0 / 0
             return self._summed(operands).double(), below
         return self.value(operands).double() * below, below
 
@@ -134,7 +134,7 @@ class Term:
         whole: Denominator,
         late: LateDenominator | None = None,
     ) -> Tensor:
-        """What a micro-batch adds to the loss of its step; one with nothing to compare adds 0."""
+        """Return what a micro-batch adds to its step's loss: 0 if it has nothing to compare."""
         if self.is_sum:
             return self.value(operands)
         if late is not None:
@@ -147,7 +147,7 @@ class Term:
     def _by_rows(
         self, operands: Sequence[Any], share: Tensor | float, late: LateDenominator
     ) -> Tensor:
-        """The mean of a micro-batch by its share of the rows, and 0 instead of 0 over 0."""
+        """Return a micro-batch's mean times its fraction of the rows, with 0 instead of 0 / 0."""
         below = self.denominator(operands, 1)
         if isinstance(below, Tensor):
             above, is_empty = self._summed(operands), below == 0
@@ -158,10 +158,10 @@ class Term:
         return late.noted(mean * share, is_empty)
 
     def of_rows(self, operands: Sequence[Any]) -> Tensor:
-        """Each row's own loss, [B]; one of several figures per row gives their mean.
+        """Return each row's own loss, [B]: the mean if the loss has several values per row.
 
         Raises:
-            ValueError: it does not say what each row contributes.
+            ValueError: the loss does not give a value for each row.
         """
         criterion = self.criterion
         if not isinstance(getattr(criterion, "reduction", None), str):
@@ -180,7 +180,7 @@ class Term:
         return each.reshape(num_rows, -1).mean(dim=1) if each.dim() > 1 else each
 
     def compared(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The operands without what stands behind the end of a row."""
+        """Return the operands without the padding of rows."""
         if not self.has_lengths:
             return operands
         *inputs, lengths = operands
@@ -198,7 +198,7 @@ class Term:
         return found
 
     def _target(self, operands: Sequence[Any]) -> Tensor:
-        """The classes, with ``ignore_index`` behind the end of each row."""
+        """Return the class targets, with ``ignore_index`` past the end of each row."""
         target: Tensor = operands[1]
         if not self.has_lengths:
             return target
@@ -211,7 +211,7 @@ class Term:
 
 
 def reduced(criterion: nn.Module, reduction: str) -> nn.Module:
-    """The same loss with another reduction; it shares tensors, such as the weights of classes."""
+    """Return the loss with another reduction. It shares tensors, such as class weights."""
     twin = copy.copy(criterion)
     twin._forward_hooks = type(criterion._forward_hooks)()  # pyright: ignore[reportPrivateUsage]
     twin.reduction = reduction  # pyright: ignore[reportArgumentType]
@@ -219,7 +219,7 @@ def reduced(criterion: nn.Module, reduction: str) -> nn.Module:
 
 
 def _weight_of(criterion: nn.Module, target: Tensor) -> Tensor:
-    """The sum of the weights of the targets that are not ignored, float64; waits for nothing."""
+    """Sum the weights of the targets that are not ignored, float64; does not block."""
     counts = target.ne(int(criterion.ignore_index))  # pyright: ignore[reportArgumentType]
     weight = criterion.weight
     if not isinstance(weight, Tensor):
@@ -233,14 +233,14 @@ def _check_steps(lengths: Lengths, num_steps: int) -> None:
 
 
 def _places(lengths: Lengths, num_steps: int) -> Tensor:
-    """Where, in the flat batch of B times T steps, those are that count; without waiting."""
+    """Return the indices of unpadded steps in the flat batch of B times T, without blocking."""
     is_behind_BT = is_padding(lengths.on_host, num_steps)
     index_S = (~is_behind_BT).reshape(-1).nonzero().reshape(-1)
     return index_S.to(lengths.of_rows.device, non_blocking=True)
 
 
 def _packed(item: Tensor, num_steps: int, index_S: Tensor) -> Tensor:
-    """The steps that count, one after the other."""
+    """Return the unpadded steps of all rows as one axis."""
     if item.dim() == 1:
         item = item[:, None]
     if item.shape[1] == 1 != num_steps:  # one value for all steps of a row
@@ -249,7 +249,7 @@ def _packed(item: Tensor, num_steps: int, index_S: Tensor) -> Tensor:
 
 
 def _mean_of_steps(each: Tensor, lengths: Lengths, *, is_packed: bool) -> Tensor:
-    """The mean of each row's steps, [B]; of a row without a step 0."""
+    """Return the mean over each row's steps, [B]; 0 for a row without steps."""
     lengths_B = lengths.of_rows
     num_rows = len(lengths_B)
     if is_packed:
@@ -258,6 +258,6 @@ def _mean_of_steps(each: Tensor, lengths: Lengths, *, is_packed: bool) -> Tensor
             torch.arange(num_rows, device=each.device), lengths_B, output_size=len(each_S)
         )
         total_B = each_S.new_zeros(num_rows).index_add_(0, rows_S, each_S)
-    else:  # what is not compared has 0
+    else:  # padding contributes 0
         total_B = each.reshape(*each.shape[:2], -1).mean(dim=2).sum(dim=1)
     return total_B / lengths_B.clamp(min=1)

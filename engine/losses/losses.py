@@ -1,6 +1,6 @@
-"""Losses by torch's names and arguments, one or several with weights.
+"""Build losses from torch's names and arguments, one or several with weights.
 
-Knows torch; knows nothing of data or jobs. Checked before anything runs.
+They are checked before anything runs. Depends on torch, not on data or jobs.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Loss, TrainJob
 
 _BROADCASTS = "Using a target size"
-"""How torch's warning begins where shapes differ and are broadcast; another is no error."""
+"""The start of torch's warning when shapes differ and are broadcast; only it is an error."""
 _CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 
 
 @cache
 def loss_classes() -> dict[str, type[nn.Module]]:
-    """Every torch.nn loss, by name."""
+    """Return every torch.nn loss, by name."""
     return {
         name: cls
         for name, cls in sorted(vars(nn).items())
@@ -42,22 +42,22 @@ def loss_classes() -> dict[str, type[nn.Module]]:
 
 
 class LossValue(NamedTuple):
-    """What the losses of a batch came to; of a micro-batch, what it adds to those of its step."""
+    """The losses of a batch. For a micro-batch: what it adds to the losses of its step."""
 
     total: Tensor
-    """The sum of the losses with their weights, which training makes small."""
+    """The weighted sum of the losses, which training minimizes."""
     terms: Mapping[str, Tensor] = MappingProxyType({})
-    """Where losses are reported by themselves, each without its weight, by its metric's name."""
+    """If losses are reported individually: each without its weight, by its metric's name."""
 
 
 class Losses(nn.Module):
-    """What training makes small: the weighted sum of one or several of torch's losses.
+    """The weighted sum of one or several of torch's losses, which training minimizes.
 
-    Called with what they compare, one after the other: their `operands`.
+    Call it with the `operands` of all losses, in order.
     """
 
     def __init__(self, specs: Sequence[Loss], names: Sequence[str] = ()) -> None:
-        """``names``: under which each is reported by itself; empty: only their sum is.
+        """``names``: the names to report each loss by; empty: only the sum is reported.
 
         Raises:
             SpecProblems: torch has no such loss, or it refuses its arguments.
@@ -81,11 +81,11 @@ class Losses(nn.Module):
 
     @staticmethod
     def of(job: TrainJob) -> "Losses":
-        """The losses of a job."""
+        """Build the losses of a job."""
         return Losses(job.losses, job.loss_names)
 
     def forward(self, *operands: Any, part: StepPart | None = None) -> LossValue:
-        """The loss of a batch, as torch has it; with ``part``, of a micro-batch within its step."""
+        """Compute the loss of a batch as torch does; with ``part``, of a micro-batch of a step."""
         if not self.names and part is None:
             return LossValue(self.terms[0].value(operands))
         split = self.split(operands)
@@ -101,7 +101,7 @@ class Losses(nn.Module):
         return LossValue(self.weighted(each), {f"loss/{n}": t.detach() for n, t in named})
 
     def operands(self, values: Mapping[str, Tensor]) -> list[Any]:
-        """What the losses compare, and lengths where they go by some, in the order of a call."""
+        """Return what the losses compare, and the lengths that they use, in the order of a call."""
         return [
             Lengths(values[name], values.get(host_lengths_of(name)))
             if position in self._lengths
@@ -110,12 +110,12 @@ class Losses(nn.Module):
         ]
 
     def split(self, operands: Sequence[Any]) -> list[tuple[Term, Sequence[Any]]]:
-        """Each loss with its operands."""
+        """Return each loss with its operands."""
         pairs = zip(self.terms, self._slices, strict=True)
         return [(term, operands[part]) for term, part in pairs]
 
     def weighted(self, each: Sequence[Tensor]) -> Tensor:
-        """The sum of the losses with their weights."""
+        """Return the weighted sum of the losses."""
         first, *rest = [
             term if weight == 1 else term * weight
             for term, weight in zip(each, self.weights, strict=True)
@@ -123,10 +123,10 @@ class Losses(nn.Module):
         return sum(rest, first)
 
     def sums(self, values: Mapping[str, Tensor], num_rows: int) -> LossSums:
-        """The losses of a batch of so many rows as fractions.
+        """Return the losses of a batch of ``num_rows`` rows as fractions.
 
         Raises:
-            LayerFailed: they cannot be computed; the layer is then called ``loss``.
+            LayerFailed: they cannot be computed. The layer's name is then ``loss``.
         """
         try:
             split = self.split(self.operands(values))
@@ -138,9 +138,9 @@ class Losses(nn.Module):
             raise LayerFailed("loss", cause) from cause
 
     def figures(self, sums: LossSums) -> dict[str, float]:
-        """``loss``, and each by itself where they have names: numerators over denominators.
+        """Return ``loss``, and each named loss: numerators over denominators.
 
-        NaN where a denominator is 0: nothing was compared, and torch's mean is NaN then too.
+        NaN if a denominator is 0: nothing was compared, and torch's mean is NaN then too.
         """
         is_sum = torch.tensor([term.is_sum for term in self.terms], device=sums.numerators.device)
         below = sums.denominators.masked_fill(is_sum, 1.0)
@@ -151,18 +151,18 @@ class Losses(nn.Module):
 
 
 def pointer_of(number: int | None) -> str:
-    """Where a loss stands in a spec: alone, or one of several."""
+    """Return the JSON pointer of a loss in a spec; None: the only one."""
     return "/loss" if number is None else f"/loss/{number}"
 
 
 def without_lengths(job: TrainJob) -> TrainJob:
-    """The job with losses that compare all steps, as of rows that are as long as the longest."""
+    """Return the job with losses that compare all steps, as if no row were padded."""
     losses = tuple(item.model_copy(update={"lengths": None}) for item in job.losses)
     return job.model_copy(update={"loss": losses if isinstance(job.loss, tuple) else losses[0]})
 
 
 def build_loss(loss: Loss, pointer: str = "/loss") -> nn.Module:
-    """Make the loss of a spec.
+    """Build the loss of a spec.
 
     Raises:
         SpecProblems: torch has no such loss, or it refuses its arguments.
@@ -190,10 +190,10 @@ def loss_of(
 ) -> LossValue:
     """Compute the loss of a batch from the network's outputs and the fields.
 
-    ``part``: its place in its step, where several micro-batches make a step.
+    ``part``: its place in its step, if the step has several micro-batches.
 
     Raises:
-        LayerFailed: it cannot be computed; the layer is then called ``loss``.
+        LayerFailed: it cannot be computed. The layer's name is then ``loss``.
     """
     try:
         found: LossValue = loss_fn(*loss_fn.operands(values), part=part)
@@ -211,7 +211,7 @@ def try_loss(
     """Run a loss on meta tensors.
 
     Raises:
-        SpecProblems: it does not fit its inputs, or does not give one number to minimise.
+        SpecProblems: it does not fit its inputs, or does not give one number to minimize.
     """
     criterion = build_loss(loss, pointer)
     reduction = getattr(criterion, "reduction", "mean")
@@ -242,7 +242,7 @@ def try_loss(
 
 
 def _blamed(loss: Loss, inputs: Sequence[Tensor], pointer: str) -> str:
-    """The argument of a loss that its failure is due to, or its inputs."""
+    """Return the pointer of the argument that makes a loss fail, or of its inputs."""
 
     def attempt(**some: Any) -> Tensor:
         return _run_loss(build_loss(Loss(type=loss.type, args=some, inputs=loss.inputs)), inputs)
@@ -262,17 +262,17 @@ def _works(attempt: Callable[..., Any]) -> bool:
 
 
 def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    if isinstance(criterion, nn.CTCLoss):  # it reads the lengths, which the meta device has not
+    if isinstance(criterion, nn.CTCLoss):  # it reads lengths, which meta tensors do not have
         found: Tensor = criterion(*[_few_steps(item) for item in inputs])
         return found
     try:
         return criterion.to("meta")(*inputs)
-    except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
+    except NotImplementedError:  # no meta kernel: use a tiny batch of real numbers
         return criterion.to_empty(device="cpu")(*[tiny(item) for item in inputs])
 
 
 def _few_steps(item: Tensor) -> Tensor:
-    """Zeros of the same shape; of scores [steps, rows, classes] two steps."""
+    """Return zeros of the same shape; for scores [steps, rows, classes] at most two steps."""
     shape = (min(2, item.shape[0]), *item.shape[1:]) if item.dim() == 3 else item.shape
     return torch.zeros(shape, dtype=item.dtype, requires_grad=item.requires_grad)
 

@@ -1,9 +1,9 @@
-"""The micro-batches of a step: what each adds to the loss that one large batch would have.
+"""Split a step into micro-batches whose losses add up to the loss of one large batch.
 
-The loss of a micro-batch is divided by the denominator of the whole step, so that the gradients of
-its backward pass are those of the step's loss. Where that denominator depends on targets or
-lengths, it is computed from them before the first forward pass, and the step's micro-batches are in
-memory together, without activations.
+The loss of a micro-batch is divided by the denominator of the whole step, so its backward pass
+gives its part of the gradients of the step's loss. If that denominator depends on targets or
+lengths, it is computed from them before the first forward pass. The micro-batches of the step are
+then in memory together, without activations.
 """
 
 from collections import deque
@@ -25,19 +25,19 @@ from glasshouse.spec import DenseField, DenseSequenceField, IntegerField, Loss, 
 
 Batch = dict[str, Tensor]
 MicroBatch = tuple[Batch, StepPart | None, bool]
-"""With its place in the step, None where it is all of it, and whether it is the last."""
+"""A batch, its place in the step (None: it is the whole step), and whether it is the last."""
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # pyright: ignore[reportPrivateUsage]
 
 
 class MicroBatches:
-    """Gives the micro-batches of a job's steps their places in them."""
+    """Gives each micro-batch of a job's steps its place in the step."""
 
     def __init__(self, job: TrainJob, loss_fn: Losses, rows: Rows) -> None:
         self._rows = rows
         self._denominators = Denominators(job, loss_fn)
 
     def of_step(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        """The next of the batches, of so many rows each, as the micro-batches of a step."""
+        """Yield the next batches, with ``sizes`` rows, as the micro-batches of a step."""
         if len(sizes) == 1:
             yield next(batches), None, True
         elif self._denominators.are_rows:
@@ -67,7 +67,7 @@ class MicroBatches:
 
 
 class Denominators:
-    """What the losses of a micro-batch divide by, known before its forward pass."""
+    """Computes the denominators of a micro-batch's losses before its forward pass."""
 
     def __init__(self, job: TrainJob, loss_fn: Losses) -> None:
         self._losses = [*zip(job.losses, loss_fn.terms, strict=True)]
@@ -78,12 +78,12 @@ class Denominators:
             )
         )
         self.are_rows = not self._read
-        """Whether all of them are in proportion to rows."""
+        """Whether all of them are proportional to rows."""
         self._job = job
 
     @cached_property
     def are_late(self) -> tuple[bool, ...]:
-        """Of each loss, whether only the forward pass gives its denominator: rows stand in."""
+        """For each loss, whether its denominator needs the forward pass: rows are used instead."""
         known = {*self._job.data.fields} | {*self._known}
         return tuple(
             any(root(name) not in known for name in _targets_of(self._job, item, term))
@@ -92,18 +92,18 @@ class Denominators:
 
     @cached_property
     def _known(self) -> list[str]:
-        """The layers that targets and lengths come from and that are known before a step."""
+        """The layers that targets and lengths come from and that can be computed before a step."""
         layers = sorted({root(name) for name in self._read} - set(self._job.data.fields))
         return [layer for layer in layers if is_known_before(self._job, layer)]
 
     @cached_property
     def _network(self) -> Network | None:
-        """What computes the targets and lengths that are no fields; None: there are none such."""
+        """The network that computes targets and lengths that are not fields; None: all are."""
         known = self._known
         return Network(self._job.network, known, prune=True) if known else None
 
     def of(self, batch: Mapping[str, Tensor], num_rows: int) -> tuple[Denominator, ...]:
-        """Those of each loss over a batch of so many rows.
+        """Return the denominators of each loss over a batch of ``num_rows`` rows.
 
         Raises:
             LayerFailed: targets cannot be computed.
@@ -121,7 +121,7 @@ class Denominators:
         self, item: Loss, term: Term, values: Mapping[str, Tensor], num_rows: int
     ) -> Denominator:
         if any(name not in values for name in _targets_of(self._job, item, term)):
-            return float(num_rows)  # only the forward pass gives them
+            return float(num_rows)  # only the forward pass computes them
         operands: list[object] = [values.get(name) for name in item.inputs]
         if item.lengths:
             operands.append(
@@ -133,7 +133,7 @@ class Denominators:
 def is_known_before(job: TrainJob, layer: str) -> bool:
     """Whether a layer is computed from fields by layers without parameters and without dropout.
 
-    What others give is known in the forward pass only.
+    The output of other layers is known only in the forward pass.
     """
     with torch.device("meta"):
         found = Network(job.network, [layer], prune=True)
@@ -141,7 +141,7 @@ def is_known_before(job: TrainJob, layer: str) -> bool:
 
 
 def _targets_of(job: TrainJob, item: Loss, term: Term) -> list[str]:
-    """What the denominator of a loss is computed from; nothing where that is the rows."""
+    """Return what the denominator of a loss is computed from; empty if that is the rows."""
     if term.is_sum:
         return []
     found = [item.lengths] if item.lengths else []
@@ -155,7 +155,7 @@ def _is_of_classes(term: Term) -> bool:
 
 
 def _counts_all(job: TrainJob, item: Loss, criterion: nn.Module) -> bool:
-    """Whether each row's targets count alike: none is ignored, and no class has a weight."""
+    """Whether all rows' targets count equally: none is ignored, and no class has a weight."""
     field = job.data.fields.get(item.inputs[1])
     if isinstance(field, DenseField | DenseSequenceField):
         return True  # probabilities

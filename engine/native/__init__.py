@@ -1,1 +1,1 @@
-"""What is written in C++: built where there is a compiler, and done by torch where not."""
+"""Kernels in C++: built if there is a compiler; otherwise torch does their work."""

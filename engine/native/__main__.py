@@ -1,4 +1,4 @@
-"""``python -m engine.native``: build the native kernels in place, for a checkout, and say where."""
+"""``python -m engine.native``: build the native kernels in place, for a checkout; print where."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ def main() -> int:
     except (NotCompiled, OSError) as error:
         sys.stderr.write(f"The kernel was not built: {error}\n")
         return 1
-    # a process of its own: this one may have opened an older library of the same path
+    # in a new process, because this one may have loaded an older library from the same path
     command = [sys.executable, "-m", "engine.native.compiling"]
     return subprocess.run(command, check=False).returncode  # noqa: S603 - our own module
 

@@ -1,8 +1,8 @@
-"""Builds the native kernels with whatever C++ compiler there is.
+"""Build the native kernels with any C++ compiler that is installed.
 
-Used by ``hatch_build.py`` when the package is installed, and by ``python -m engine.native``.
-Imports nothing but the standard library: it also runs where nothing is installed yet. ``python -m
-engine.native.compiling`` says whether there is a library that loads, which ``doctor`` asks.
+Used by ``hatch_build.py`` when the package is installed, and by ``python -m engine.native``. It
+imports only the standard library, because it also runs where nothing is installed yet. ``python -m
+engine.native.compiling`` reports whether there is a library that loads; ``doctor`` runs it.
 """
 
 import ctypes
@@ -21,32 +21,32 @@ LIBRARY = "_kernel.so"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17", "-O3", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti",
-    "-fno-math-errno", "-fno-trapping-math",  # NaN, infinities and signed zeros stay what they are
+    "-fno-math-errno", "-fno-trapping-math",  # these keep NaN, infinities and signed zeros
     "-Wno-psabi",
 )  # fmt: skip
 PATIENCE_S = 120
 ISAS = ("baseline", "avx2", "avx512")
-"""Instruction sets, as the source numbers them."""
+"""Instruction sets, in the order of their numbers in the source."""
 
 
 class NotCompiled(Exception):
-    """There is no kernel, and why."""
+    """There is no usable kernel; the message says why."""
 
 
 def source_mark() -> int:
-    """A number that names the sources, which a library built from them also says."""
+    """Return a number that identifies the sources; a library built from them returns the same."""
     text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
     return int(hashlib.sha256(text).hexdigest()[:15], 16)
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: ``$CXX``, or the first that is on the path."""
+    """Return the C++ compiler: ``$CXX``, or the first one on the path."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def compile_into(directory: Path) -> Path:
-    """Compile the kernels into a directory; the library appears there whole or not at all.
+    """Compile the kernels into a directory. The library is moved there only when complete.
 
     Raises:
         NotCompiled: there is no compiler, or it failed.
@@ -74,10 +74,10 @@ def compile_into(directory: Path) -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load what was built.
+    """Load a built library.
 
     Raises:
-        NotCompiled: it is missing, cannot be loaded, or was built from another source.
+        NotCompiled: it is missing, cannot be loaded, or was built from other sources.
     """
     if not path.exists():
         raise NotCompiled(f"there is no {path}")
@@ -93,12 +93,12 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def best_isa(library: ctypes.CDLL) -> str:
-    """The instruction set that a kernel uses on this machine."""
+    """Return the instruction set that a kernel uses on this machine."""
     return ISAS[library.glasshouse_kernel_isa()]
 
 
 def main() -> int:
-    """Say whether the kernels are there."""
+    """Print whether the kernels can be loaded."""
     try:
         library = open_library(SOURCE.with_name(LIBRARY))
     except NotCompiled as error:

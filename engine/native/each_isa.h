@@ -1,5 +1,5 @@
-// Includes KERNEL_FILE once for each instruction set of this platform, with KERNEL_ISA its namespace
-// and KERNEL_BYTES the bytes of a register; what is made then is chosen when it is called.
+// Includes KERNEL_FILE once for each instruction set of this platform, with KERNEL_ISA as its namespace
+// and KERNEL_BYTES as the bytes of a register. One of the results is selected at run time.
 
 #define KERNEL_ISA baseline
 #define KERNEL_BYTES 16
@@ -49,7 +49,7 @@
 
 namespace {
 
-// The one of this number: 0 baseline, 1 AVX2, 2 AVX-512.
+// Returns the functions for an instruction set: 0 baseline, 1 AVX2, 2 AVX-512.
 Isa choose(int isa) {
 #ifdef KERNEL_X86
     if (isa == 1) return avx2::ISA;

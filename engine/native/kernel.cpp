@@ -1,17 +1,17 @@
-// The figures of a tensor in one pass over memory: mean, std, min, max, l2, absmax, zeros, nan, inf.
+// The statistics of a tensor in one pass over memory: mean, std, min, max, l2, absmax, zeros, nan, inf.
 //
-// Plain C interface, no torch: kernel.py loads it with ctypes. A tensor is walked in blocks that fit
-// the first-level cache. A block whose values are all finite takes one sweep; a sum that is not
-// finite says that some are not, and the block is swept again with a mask. Where the mean dwarfs the
-// deviation the block is swept a second time about its mean. Blocks are merged in double by Chan's
-// formula. Narrow types are widened a block at a time into a buffer that stays in the cache. Where a
-// histogram is asked for, the block is counted too: glasshouse/bins.py says what the bins are. A ReLU,
-// forward or backward, is computed in the pass that counts what it reads and what it makes of it.
+// Plain C interface, no torch: native_kernel.py calls it with ctypes. A tensor is read in blocks that
+// fit the L1 cache. A block whose values are all finite takes one sweep. If its sum of squares is not
+// finite, the block's finite values are collected and swept again. If the mean is much larger than the
+// deviation, the block is swept a second time about its mean. Blocks are merged in double by Chan's
+// formula. Narrow types are widened a block at a time into a buffer that stays in the cache. If a
+// histogram is requested, the block is also counted: glasshouse/bins.py defines the bins. A ReLU,
+// forward or backward, is computed in the same pass that takes the statistics of its input and output.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
-// in order: the figures do not depend on the number of threads. The threads are those of torch.
+// in order, so the statistics do not depend on the number of threads. The threads are torch's.
 //
-// On x86-64 the file includes itself once for each instruction set; the choice is made when called.
+// On x86-64 the file includes itself once for each instruction set; one is selected at run time.
 
 #ifndef KERNEL_ISA
 
@@ -30,7 +30,7 @@ enum Type : int32_t { F32, F64, BF16, F16, I8, I16, I32, I64, U8, BOOL, NUM_TYPE
 
 constexpr int64_t BLOCK = 2048;
 constexpr int64_t CHUNK = 8 * BLOCK;  // what a thread takes at a time
-constexpr int64_t AHEAD = 1024;       // values before they are read: a layer's output is in no near cache
+constexpr int64_t AHEAD = 1024;       // values to prefetch: a layer's output is not in the L1 or L2 cache
 constexpr int NUM_FIGURES = 9;
 constexpr int NUM_BINS = 4096;
 constexpr int NUM_TABLES = 4;
@@ -42,9 +42,9 @@ constexpr int64_t MOST_PENDING = int64_t(1) << 30;
 constexpr double INF = std::numeric_limits<double>::infinity();
 constexpr double NAN_ = std::numeric_limits<double>::quiet_NaN();
 constexpr double CANCELS = 1e-6;           // var / mean square below which a block is swept again
-constexpr double LARGE = 1e140, SMALL = 1e-140;  // squares beyond these need a scale
+constexpr double LARGE = 1e140, SMALL = 1e-140;  // squares of values beyond these need a scale
 
-// What is known of a block, or of the blocks so far; of the finite values but for the counts.
+// Statistics of a block, or of the blocks so far. All but the counts are of the finite values.
 struct Sums {
     int64_t num = 0, num_zeros = 0, num_nan = 0, num_inf = 0;
     double sum = 0, squares = 0, low = INF, high = -INF;
@@ -69,12 +69,12 @@ struct Sums {
     }
 };
 
-// What one thread has counted. Neighbours go to different tables: equal ones, zeros above all,
-// would else wait for each other.
+// The bins counted by one thread. Consecutive values go to different tables: otherwise equal values,
+// mostly zeros, would have to wait for each other's increments.
 struct Counter {
     uint32_t tables[NUM_TABLES][NUM_BINS];
     uint64_t totals[NUM_BINS];
-    int64_t pending;  // what the tables hold; they must not overflow
+    int64_t pending;  // number of values in the tables, which must not overflow
     bool has_totals;
 
     void add_tables(uint64_t* to) {
@@ -103,15 +103,15 @@ inline uint16_t bin_of(float v) {
     return bits == NEGATIVE_ZERO ? 0 : uint16_t(bits >> 20);
 }
 
-// What is finite and rounds to an infinity is in the last bin of what is finite.
+// A finite double that rounds to infinity as a float goes to the last finite bin.
 inline uint16_t bin_of(double v) {
     const uint32_t bits = bits_of(float(v));
     const bool is_beyond = (bits & 0x7fffffffu) == 0x7f800000u && v - v == 0;
     return bits == NEGATIVE_ZERO ? 0 : uint16_t((bits >> 20) - (is_beyond ? 1 : 0));
 }
 
-// A ReLU that is computed in passing. Forward it makes of a value what is positive of it; backward it
-// lets a gradient through where its own output, the gate, is above zero. NaN and -0 are torch's.
+// A ReLU that is computed in the same pass. Forward, it outputs the positive part of each value.
+// Backward, it passes a gradient where its own output, the gate, is above zero. NaN and -0 as in torch.
 struct Relu {
     bool is_there = false;
     void* out = nullptr;
@@ -122,11 +122,11 @@ struct Relu {
 struct Tally {
     Sums& whole;
     Counter* counter;  // or null
-    Sums* rectified;   // of what the ReLU makes of them
+    Sums* rectified;   // of the ReLU's output
     Relu relu;
 };
 
-struct Isa {  // the parts of the work that are compiled for each instruction set
+struct Isa {  // the functions that are compiled for each instruction set
     void (*add)(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally);
     void (*finish)(const void* data, int64_t n, int32_t type, const Sums& s, double* figures);
 };
@@ -138,7 +138,7 @@ struct Isa {  // the parts of the work that are compiled for each instruction se
 
 namespace {
 
-// The instruction sets of this machine: 0 baseline, 1 AVX2, 2 AVX-512.
+// The best instruction set of this machine: 0 baseline, 1 AVX2, 2 AVX-512.
 int best_isa() {
 #ifdef KERNEL_X86
     __builtin_cpu_init();
@@ -157,7 +157,7 @@ struct alignas(64) Claimed {
     std::atomic<int64_t> next;
 };
 
-// Chunks of several tensors. Each thread begins with its share, as torch divides work, and then
+// Chunks of several tensors. Each thread starts with its share, as torch divides work, and then
 // helps with the shares of the others.
 struct Work {
     Isa isa;
@@ -165,7 +165,7 @@ struct Work {
     const void* const* data;
     const int64_t* sizes;
     const int32_t* types;
-    const int64_t* firsts;  // the number of each tensor's first chunk, and of all chunks
+    const int64_t* firsts;  // the index of each tensor's first chunk, and the number of all chunks
     Sums* sums;             // of each chunk
     Sums* rectified;        // of each chunk, or null
     Relu relu;              // of a single tensor
@@ -176,7 +176,7 @@ struct Work {
     int64_t share(int number) const { return firsts[count] * number / num_shares; }
 
     int64_t tensor_of(int64_t chunk) const {
-        int64_t low = 0, high = count;  // the last whose first chunk is not beyond it
+        int64_t low = 0, high = count;  // find the last tensor whose first chunk is not after this one
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             (firsts[middle] <= chunk ? low : high) = middle;
@@ -219,7 +219,7 @@ Sums merged(const Sums* sums, int64_t num) {
     return whole;
 }
 
-// With a ReLU, the figures of what it makes of the tensor come after its own.
+// With a ReLU, the statistics of its output follow those of its input.
 bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* sizes,
                const int32_t* types, double* figures, Counter* counters, int threads,
                Relu relu = {}) {
@@ -251,7 +251,7 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
     return true;
 }
 
-// The bins that are not empty, in order of their number. Leaves the counters as they were made.
+// The bins that are not empty, in order of their index. Resets the counters.
 int64_t collect(Counter* counters, int num, int32_t* bins, int64_t* counts) {
     uint64_t totals[NUM_BINS] = {};
     for (int i = 0; i < num; i++) {
@@ -289,21 +289,21 @@ ThreadNumber thread_number = nullptr;
 
 extern "C" {
 
-// Names the source that this library was built from.
+// Identifies the source that this library was built from.
 uint64_t glasshouse_kernel_source() { return KERNEL_SOURCE; }
 
 int32_t glasshouse_kernel_isa() { return best_isa(); }
 
-// Lends it the threads of an OpenMP runtime: its GOMP_parallel and omp_get_thread_num.
+// Sets the threads to use, those of an OpenMP runtime: its GOMP_parallel and omp_get_thread_num.
 void glasshouse_kernel_threads(Parallel run, ThreadNumber number) {
     lent::parallel = run;
     lent::thread_number = number;
 }
 
-// The figures of `count` tensors, nine after nine; where `bins` is not null also the bins that are
-// not empty and their counts, one tensor's after another's, with `num_bins` of each. `isa` above
-// what the machine has is lowered; below zero means the best. Returns 0, 1 for a type that is not
-// known, or 2 where memory is out.
+// The statistics of `count` tensors, nine for each. If `bins` is not null, also the bins that are not
+// empty and their counts, one tensor after another, with `num_bins` of each. `isa` is lowered to what
+// the machine supports; below zero means the best. Returns 0, 1 for an unknown type, or 2 if memory
+// runs out.
 int32_t glasshouse_summarize(int64_t count, const void* const* data, const int64_t* sizes,
                              const int32_t* types, double* figures, int32_t* bins, int64_t* counts,
                              int64_t* num_bins, int32_t isa, int32_t threads) {
@@ -329,16 +329,16 @@ int32_t glasshouse_summarize(int64_t count, const void* const* data, const int64
     return 0;
 }
 
-// The figures of one tensor: what hooks ask for, one tensor at a time.
+// The statistics of one tensor: hooks call this for one tensor at a time.
 int32_t glasshouse_summarize_one(const void* data, int64_t size, int32_t type, double* figures,
                                  int32_t threads) {
     return glasshouse_summarize(1, &data, &size, &type, figures, nullptr, nullptr, nullptr, -1,
                                 threads);
 }
 
-// A ReLU of one tensor, or with a `gate`, which is its output, of the gradient by that: writes `out`,
-// and gives the figures of what it reads and after them those of `out`. All lie alike. Returns 1 where
-// values are not floats of at most 32 bits.
+// A ReLU of one tensor. With a `gate`, the ReLU's output, its backward: `data` is the gradient with
+// respect to that output. Writes `out`, and returns the statistics of `data`, then those of `out`. All
+// have the same memory layout. Returns 1 if values are not floats of at most 32 bits.
 int32_t glasshouse_rectify(const void* data, const void* gate, void* out, int64_t size, int32_t type,
                            double* figures, int32_t isa, int32_t threads) {
     static const int best = best_isa();
@@ -350,23 +350,23 @@ int32_t glasshouse_rectify(const void* data, const void* gate, void* out, int64_
 
 }  // extern "C"
 
-#else  // KERNEL_ISA: what follows is compiled once for each instruction set
+#else  // KERNEL_ISA: the rest is compiled once for each instruction set
 
 namespace {
 namespace KERNEL_ISA {
 
-constexpr int F = KERNEL_BYTES / 4, D = KERNEL_BYTES / 8;  // floats, doubles of a register
+constexpr int F = KERNEL_BYTES / 4, D = KERNEL_BYTES / 8;  // floats, doubles in a register
 
 typedef float floats __attribute__((vector_size(KERNEL_BYTES)));
 typedef int32_t ints __attribute__((vector_size(KERNEL_BYTES)));
 typedef double doubles __attribute__((vector_size(KERNEL_BYTES)));
 typedef int64_t longs __attribute__((vector_size(KERNEL_BYTES)));
 
-// Vectors are loaded through these, because a tensor may lie at any address.
+// Vectors are loaded through these types, because a tensor may start at any address.
 typedef float floats_at __attribute__((vector_size(KERNEL_BYTES), aligned(4), may_alias));
 typedef double doubles_at __attribute__((vector_size(KERNEL_BYTES), aligned(8), may_alias));
 template <class T>
-struct Narrow;  // as many as fill a register when widened to double
+struct Narrow;  // as many values as fill a register when widened to double
 template <>
 struct Narrow<float> {
     typedef float at __attribute__((vector_size(KERNEL_BYTES / 2), aligned(4), may_alias));
@@ -381,7 +381,7 @@ static inline doubles load_doubles(const T* x) {
     return __builtin_convertvector(*reinterpret_cast<const typename Narrow<T>::at*>(x), doubles);
 }
 
-// Where a compiler would widen half a register at a time, or count by way of another register.
+// Intrinsics where a compiler would widen half a register at a time, or count in another register.
 #if KERNEL_BYTES == 64
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x));
@@ -420,7 +420,7 @@ static inline doubles second_half(const floats& v) { return half_of(v, D); }
 static inline void count_zeros(ints& num, floats v) { num -= (ints)(v == 0.0f); }
 #endif
 
-// What is left of a register when its halves are joined until one number remains.
+// Joins the halves of a register repeatedly until one number remains.
 template <class T, class V, class Join>
 static inline T folded(const V& v, Join join) {
     T parts[sizeof(V) / sizeof(T)];
@@ -454,7 +454,7 @@ static inline void sweep_tail(double v, Sums& s) {
     s.num_zeros += v == 0;
 }
 
-// What is summed of floats, in two halves of a register each.
+// The sums over floats, in two halves of a register each.
 struct Halves {
     doubles sum0{}, sum1{}, squares0{}, squares1{};
     ints zeros{};
@@ -474,7 +474,7 @@ struct Halves {
     }
 };
 
-// What there is beside the floats of a sweep.
+// What a sweep computes in addition: nothing, a ReLU, or the backward of a ReLU.
 enum Pass { PLAIN, FORWARD, BACKWARD };
 
 template <Pass pass, class T>
@@ -482,8 +482,8 @@ static inline T through(const T& v, const T& gate) {
     return pass == FORWARD ? (v < 0.0f ? T{} : v) : (gate <= 0.0f ? T{} : v);
 }
 
-// One sweep, right when every value is finite; else its sum of squares is not finite. With a ReLU
-// what it makes of them goes to `out` and `r`, summed in the same order.
+// One sweep, correct if every value is finite; otherwise its sum of squares is not finite. The output
+// of a ReLU goes to `out`, and its sums to `r`, in the same order.
 template <Pass pass>
 static void sweep_floats(const float* x, const float* gate, float* out, int64_t n, Sums& s, Sums& r) {
     const floats most = floats{} + float(INF);
@@ -547,7 +547,7 @@ static void sweep(const double* x, int64_t n, Sums& s) {
     for (; i < n; i++) sweep_tail(x[i], s);
 }
 
-// The squared deviations from the block's mean, and what they say of the mean itself.
+// The squared deviations from the block's mean, corrected for the rounding error of the mean.
 template <class T>
 static void sweep_about_mean(const T* x, int64_t n, Sums& s) {
     const double mean = s.sum / double(n);
@@ -568,7 +568,7 @@ static void sweep_about_mean(const T* x, int64_t n, Sums& s) {
     s.about_mean = sum > 0 ? sum : 0;
 }
 
-// Puts the finite values together at the front of `kept`, and counts the others.
+// Moves the finite values to the front of `kept`, and counts the others.
 template <class T>
 static int64_t keep_finite(const T* x, int64_t n, T* kept, Sums& s) {
     int64_t num = 0, num_nan = 0;
@@ -633,7 +633,7 @@ static inline float bfloat16(uint16_t bits) {
 }
 
 static inline float float16(uint16_t bits) {
-    const uint32_t magnitude = uint32_t(bits & 0x7fff) << 13;  // an exponent 112 too small
+    const uint32_t magnitude = uint32_t(bits & 0x7fff) << 13;  // the exponent is 112 too small
     float value;
     std::memcpy(&value, &magnitude, 4);
     value *= 0x1p112f;
@@ -650,13 +650,13 @@ static inline To widen(From v) {
     return To(v);
 }
 
-// Whether a block of finite values that are not close together needs no other sweep.
+// Whether one sweep is enough: all values are finite, and they are not close together.
 static inline bool settles(Sums& s) {
     s.about_mean = s.squares - s.sum * (s.sum / double(s.num));
     return s.squares < INF && s.about_mean >= CANCELS * s.squares;
 }
 
-// A block and what a ReLU makes of it, which is written to `out`.
+// A block and its ReLU, which is written to `out`.
 static void add_with_relu(const float* x, const float* gate, float* out, int64_t n, const Tally& tally) {
     Sums s, r;
     gate ? sweep_floats<BACKWARD>(x, gate, out, n, s, r) : sweep_floats<FORWARD>(x, gate, out, n, s, r);
@@ -669,7 +669,7 @@ static void add_with_relu(const float* x, const float* gate, float* out, int64_t
     add_block(out, n, *tally.rectified, nullptr);
 }
 
-// Narrow values are widened; what the ReLU makes of them is one of them, or zero.
+// Narrow values are widened. A ReLU outputs one of them, or zero.
 template <class From, class To, To (*wide)(From)>
 static void walk(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const From* x = static_cast<const From*>(data) + start;
@@ -714,7 +714,7 @@ static void walk_floats_with_relu(const void* data, int64_t start, int64_t n, co
         add_with_relu(x + at, gate ? gate + at : nullptr, out + at, n - at < BLOCK ? n - at : BLOCK, tally);
 }
 
-// Doubles whose squares would overflow or vanish: all of it again, times a power of two.
+// Doubles whose squares would overflow or underflow: sweep again, multiplied by a power of two.
 static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole) {
     int exponent;
     std::frexp(absmax, &exponent);
@@ -729,7 +729,7 @@ static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole
     return std::ldexp(1.0, exponent);
 }
 
-// Adds `n` values of a tensor from the one numbered `start` on.
+// Adds `n` values of a tensor, starting at index `start`.
 static void add(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally) {
     if (tally.relu.is_there) switch (type) {
         case F32: return walk_floats_with_relu(data, start, n, tally);

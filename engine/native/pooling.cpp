@@ -1,10 +1,10 @@
-// Max pooling and the ReLU behind it in one pass over memory, and the gradient of both in another.
+// Max pooling followed by ReLU in one pass over memory, and the gradient of both in another.
 //
-// For images whose channels lie together (N, H, W, C) and windows that do not overlap: each value is
-// then read once and each gradient written once. What torch keeps for the way back, eight bytes for
-// the place of each maximum and the values themselves, is one byte here: the place within the window,
-// or CUT where the ReLU lets nothing through. Numbers are those of torch's two operations, bit for
-// bit, but for the payload of a NaN.
+// For images in channels_last (N, H, W, C) and windows that do not overlap, so each value is read once
+// and each gradient written once. For the backward pass torch stores the index of each maximum in eight
+// bytes, and the values themselves. Here that is one byte: the index within the window, or CUT where
+// the ReLU outputs zero. Results equal those of torch's two operations bit for bit, except for the
+// payload of a NaN.
 //
 // Includes itself once for each instruction set, as kernel.cpp does.
 
@@ -20,14 +20,14 @@
 namespace {
 
 constexpr uint8_t CUT = 255;
-constexpr int64_t LEAST_FOR_THREADS = 1 << 15;  // values below which one thread is sooner done
+constexpr int64_t LEAST_FOR_THREADS = 1 << 15;  // below this many values one thread is faster
 enum Type : int32_t { F32, BF16 };
 
 struct bfloat16 {
     uint16_t bits;
 };
 
-// Windows of 2 by 2, by far the most usual, have loops that a compiler unrolls.
+// Windows of 2 by 2, by far the most common, have loops that a compiler unrolls.
 struct Window {
     int64_t along, across;
 };
@@ -35,7 +35,7 @@ struct TwoByTwo {
     static constexpr int64_t along = 2, across = 2;
 };
 
-// The images, and the windows that are laid over them. `along` and `across`: rows and columns.
+// The images, and the windows over them. `along` and `across`: rows and columns.
 struct Shape {
     int64_t num, height, width, channels;
     int64_t window_along, window_across, stride_along, stride_across;
@@ -52,13 +52,13 @@ inline float wide(bfloat16 v) {
     return value;
 }
 inline void narrow(float v, float* to) { *to = v; }
-inline void narrow(float v, bfloat16* to) {  // of what came from one: no rounding
+inline void narrow(float v, bfloat16* to) {  // the value came from a bfloat16: no rounding
     uint32_t bits;
     std::memcpy(&bits, &v, 4);
     to->bits = uint16_t(bits >> 16);
 }
 
-// A row of windows at a time: the first of its pixels, and where its results go.
+// Functions for one row of windows: its first pixel, and where its results go.
 template <class T>
 using Forward = void (*)(const Shape&, const T* x, T* out, uint8_t* places);
 template <class T>
@@ -80,9 +80,9 @@ extern "C" int32_t glasshouse_kernel_isa();
 
 namespace {
 
-// Rows of windows, divided into as many shares as threads are asked for. OpenMP may give fewer
-// (OMP_DYNAMIC, OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS): each thread first claims the share of its
-// own number, and then those that no thread has claimed.
+// Rows of windows, divided into as many shares as threads are requested. OpenMP may provide fewer
+// threads (OMP_DYNAMIC, OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS). Each thread first claims the share
+// with its own number, and then those that no thread has claimed.
 template <class Each>
 struct Rows {
     int64_t num;
@@ -127,7 +127,7 @@ void forward(Forward<T> row_of, const Shape& s, const void* x, void* out, uint8_
     });
 }
 
-// Windows that leave nothing between them write every gradient; elsewhere zeros come first.
+// Windows without gaps between them write every gradient. Otherwise zeros are written first.
 template <class T>
 void backward(Backward<T> row_of, const Shape& s, const void* grad, const uint8_t* places,
               void* x_grad, int threads) {
@@ -150,9 +150,9 @@ void backward(Backward<T> row_of, const Shape& s, const void* grad, const uint8_
 
 extern "C" {
 
-// `sizes`: images, height, width, channels, then window and stride, rows before columns; `type` 0 is
-// float32, 1 bfloat16. `isa` above what the machine has is lowered; below zero means the best.
-// Returns 0, or 1 where it is not made for what it is given.
+// `sizes`: images, height, width, channels, then window and stride, rows before columns. `type`: 0 is
+// float32, 1 bfloat16. `isa` is lowered to what the machine supports; below zero means the best.
+// Returns 0, or 1 if the arguments are not supported.
 int32_t glasshouse_pool_forward(const int64_t* sizes, const void* x, void* out, uint8_t* places,
                                 int32_t type, int32_t isa, int32_t threads) {
     static const int best = glasshouse_kernel_isa();
@@ -186,12 +186,12 @@ int32_t glasshouse_pool_backward(const int64_t* sizes, const void* grad, const u
 
 }  // extern "C"
 
-#else  // KERNEL_ISA: what follows is compiled once for each instruction set
+#else  // KERNEL_ISA: the rest is compiled once for each instruction set
 
 namespace {
 namespace KERNEL_ISA {
 
-constexpr int F = KERNEL_BYTES / 4;  // floats of a register
+constexpr int F = KERNEL_BYTES / 4;  // floats in a register
 
 typedef float floats __attribute__((vector_size(KERNEL_BYTES)));
 typedef int32_t ints __attribute__((vector_size(KERNEL_BYTES)));
@@ -203,7 +203,7 @@ typedef uint8_t bytes_at __attribute__((vector_size(KERNEL_BYTES / 4), aligned(1
 static inline floats load(const float* x) { return *reinterpret_cast<const floats_at*>(x); }
 static inline void store(const floats& v, float* to) { *reinterpret_cast<floats_at*>(to) = v; }
 
-// A compiler makes the narrower types one number at a time where it is not told how.
+// Without intrinsics a compiler converts the narrower types one number at a time.
 #if KERNEL_BYTES == 64
 static inline floats load(const bfloat16* x) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
@@ -242,8 +242,8 @@ static inline void store_places(const ints& v, uint8_t* to) {
 }
 #endif
 
-// The first of the largest, as torch finds it: a NaN wins, the last of several. Where all are cut it
-// is the first of the window, which is a negative zero if it was one.
+// The first of the largest values, as in torch: a NaN wins, the last of several NaNs. If the ReLU cuts
+// all, the output is the first value of the window if that is a zero, which keeps -0; otherwise 0.
 template <class W, class T>
 static inline void pool_vector(const W& w, int64_t row, int64_t pixel, const T* x, T* out, uint8_t* places) {
     floats most = floats{} - float(INFINITY);
@@ -298,7 +298,7 @@ static inline void spread_value(const W& w, int64_t row, int64_t pixel, const T*
             narrow(*places == number ? wide(*grad) + 0.0f : 0.0f, x_grad + i * row + j * pixel);
 }
 
-// Channels by registers; the last register begins early enough to be full, and says some twice.
+// Channels by registers. The last register starts early enough to be full, and repeats some channels.
 template <class Vector, class Value>
 static inline void over_channels(int64_t channels, Vector vector, Value value) {
     if (channels < F) {

@@ -1,8 +1,9 @@
-"""Max pooling and the ReLU behind it as one native operation, where channels lie together.
+"""Max pooling followed by ReLU as one native operation, for the channels_last memory format.
 
-torch reads and writes such images several times, and keeps the place of each maximum in eight bytes
-for the way back; here each value is read once, and a place is one byte. Outputs and gradients are
-torch's, bit for bit, but for the payload of a NaN. It is optional, as all that is native.
+torch reads and writes such images several times, and stores the index of each maximum in eight
+bytes for the backward pass. Here each value is read once, and an index is one byte. Outputs and
+gradients equal torch's bit for bit, except for the payload of a NaN. Like all native code it is
+optional.
 """
 
 import ctypes
@@ -16,9 +17,9 @@ from engine.native.compiling import LIBRARY, SOURCE, NotCompiled, open_library
 from engine.native.threads import lend_threads
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""As the source numbers them."""
+"""The number of each dtype in the source."""
 Sizes = tuple[int, ...]
-"""Images, height, width, channels; window and stride, rows before columns."""
+"""Images, height, width, channels, then window and stride, rows before columns."""
 _BEST = -1
 _MOST_PLACES = 255
 _Sizes = ctypes.c_int64 * 8
@@ -41,10 +42,10 @@ LOADED = _open()
 
 
 def takes(pool: nn.MaxPool2d, x: Tensor) -> bool:
-    """Whether the kernel is there and made for such a pooling of such images.
+    """Whether the kernel is loaded and supports this pooling of these images.
 
-    It is for float32 and bfloat16 on the CPU in the layout ``channels_last``, and for windows that
-    neither overlap nor reach beyond the image.
+    It supports float32 and bfloat16 on the CPU in ``channels_last``, and windows that neither
+    overlap nor reach past the image.
     """
     return (
         LOADED is not None
@@ -57,7 +58,7 @@ def takes(pool: nn.MaxPool2d, x: Tensor) -> bool:
 
 
 def fits(pool: nn.MaxPool2d, size: torch.Size) -> bool:
-    """Whether the windows of a pooling lie side by side within images of a size."""
+    """Whether the windows of a pooling do not overlap and fit into images of a size."""
     window, stride = _both(pool.kernel_size), _both(pool.stride)
     return (
         not pool.ceil_mode
@@ -74,7 +75,7 @@ def _both(size: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def relu_of_max_pool2d(pool: nn.MaxPool2d, x: Tensor, *, isa: int = _BEST) -> Tensor:
-    """The positive parts of the maxima: x of shape [N, C, H, W] that ``takes`` said yes to."""
+    """Return ReLU(max_pool2d(x)) for x of shape [N, C, H, W], for which ``takes`` is true."""
     num, channels, height, width = x.shape
     (rows, columns), (down, right) = _both(pool.kernel_size), _both(pool.stride)
     sizes = (num, height, width, channels, rows, columns, down, right)

@@ -1,5 +1,5 @@
-// How torch's own OpenMP runtime runs a function on its threads, which are awake while it computes.
-// Null until threads.py has lent them.
+// Runs a function on the threads of torch's own OpenMP runtime, which are awake while torch computes.
+// Null until threads.py has set them.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-"""Lends the native kernels the threads that torch computes with.
+"""Run the native kernels on torch's threads.
 
-Those are awake while it computes; a second pool would take turns with them on the same cores.
+torch's threads stay awake while it computes. A second pool would compete for the same cores.
 """
 
 import ctypes
@@ -10,10 +10,10 @@ import torch
 
 
 def lend_threads(library: ctypes.CDLL) -> bool:
-    """Let a library run on torch's threads, where they are those of an OpenMP runtime.
+    """Let a library run on torch's threads, if torch uses an OpenMP runtime.
 
-    A name asked of torch's own library is found in the runtime that it was linked with, whatever
-    that is called and whichever others are loaded.
+    The symbols are looked up in torch's own library. That finds the runtime that torch is linked
+    with, whatever its name and whichever others are loaded.
     """
     if "backend: OpenMP" not in torch.__config__.parallel_info():
         return False

@@ -1,8 +1,8 @@
-"""Activation checkpointing: what layers have kept for the backward pass is computed again instead.
+"""Activation checkpointing: recompute layers' activations in the backward pass to save memory.
 
-torch.utils.checkpoint, without reentrance, around runs of layers: of a run only its inputs are
-kept, and the backward pass makes the rest once more, with the same random numbers. Nobody sees
-layers run for the second time, and what they count stays as it was. Knows torch, not graphs.
+Uses torch.utils.checkpoint (non-reentrant) around segments of layers. Only a segment's inputs stay
+in memory; the backward pass recomputes the rest with the same random numbers. Hooks do not run for
+the recomputation, and buffers keep their values. Depends on torch, not on graphs.
 """
 
 import contextlib
@@ -17,40 +17,40 @@ from torch.utils.checkpoint import checkpoint
 
 Leaves = dict[str, Tensor]
 Made = dict[str, Tensor | Leaves]
-"""What layers put out, by their names: a tensor, or several by theirs."""
+"""The outputs of layers, by name: a tensor, or several tensors by their names."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Item(Protocol):
-    """A layer in its place, or layers that run together."""
+    """A step of the plan: one layer, or layers that run together."""
 
     @property
     def name(self) -> str:
-        """Under which what it puts out is kept."""
+        """The name under which its output is stored."""
         ...
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that it needs."""
+        """The names of all values that it needs."""
         ...
 
     @property
     def finished(self) -> tuple[str, ...]:
-        """The layers whose output nobody reads after it."""
+        """The layers whose output no later item reads."""
         ...
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """What it calls."""
+        """The modules that it calls."""
         ...
 
 
 Run = Callable[..., None]
-"""Runs items: takes them, the values that are there and the leaves of tuples, and adds to both."""
+"""Runs items. Takes the items, the current values and the leaves of tuples, and adds to both."""
 
 
 class Segment:
-    """A run of layers of which only the inputs are kept."""
+    """A run of layers of which only the inputs stay in memory."""
 
     def __init__(self, items: Sequence[Item], run: Run) -> None:
         self.items = tuple(items)
@@ -61,7 +61,7 @@ class Segment:
         self.finished = tuple(
             name for item in self.items for name in item.finished if name not in made
         )
-        """Of what is not its own."""
+        """Layers outside the segment whose output is no longer needed after it."""
         found = (
             inner for item in self.items for module in item.modules for inner in module.modules()
         )
@@ -69,7 +69,7 @@ class Segment:
         self._is_again = False
 
     def run(self, values: Mapping[str, Tensor]) -> Made:
-        """What its layers put out that somebody reads behind it."""
+        """Return the outputs of its layers that later layers read."""
         given = {name: values[name] for name in self.reads if name in values}
         if not torch.is_grad_enabled():
             return self._forward([*given], *given.values())
@@ -90,7 +90,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _again(self) -> Generator[None]:
-        """In here hooks are not called, and buffers change for nothing."""
+        """Disable hooks in this context, and discard its changes to buffers."""
         hooks = [
             (vars(module), name, vars(module)[name])
             for module in self.modules
@@ -117,9 +117,9 @@ class Segment:
 
 
 def segmented(items: Sequence[Any], kept_at: Iterable[str], run: Run) -> list[Any]:
-    """The items with those between two layers at which activations are kept put together.
+    """Group the items between two checkpoint boundaries into segments.
 
-    What is before the first of these layers, and from the last one on, stays as it is.
+    Items before the first boundary, and from the last one on, stay as they are.
     """
     begins, found, part = {*kept_at}, [], []
     is_inside = False

@@ -1,4 +1,4 @@
-"""What transformers need beside torch's layers: attention, positions, an embedding used twice.
+"""Attention, position embeddings and tied embeddings, which torch's layers do not cover.
 
 Shape suffixes: B = rows, T = steps of the queries, S = steps of the keys, D = width, N = heads,
 H = width of a head, V = entries.
@@ -12,10 +12,10 @@ from engine.network.lengths import TakesLengths, is_padding
 
 
 class DotProductAttention(TakesLengths, nn.Module):
-    """Each query's mean of the values, weighted by the softmax of its products with the keys.
+    """Mean of the values for each query, weighted by the softmax of its products with the keys.
 
-    Vaswani et al., 2017; without projections, which are Linear layers before and behind it. Keys
-    behind the end of their row get no weight; a row without a key gives zeros.
+    Vaswani et al., 2017, without the projections: put Linear layers before and after it. Keys past
+    the end of their row get no weight. A row without keys outputs zeros.
     """
 
     counted_input = 1
@@ -27,9 +27,9 @@ class DotProductAttention(TakesLengths, nn.Module):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> None:
-        """Of each head ``width / num_heads`` values; ``scale`` left out is one over its root.
+        """Each head has ``width / num_heads`` values; ``scale`` defaults to 1 / sqrt of that.
 
-        ``is_causal``: step t attends to the steps 0 to t. ``dropout`` is of the weights.
+        ``is_causal``: step t attends to steps 0 to t. ``dropout`` applies to the weights.
         """
         super().__init__()
         if num_heads < 1 or not 0 <= dropout <= 1:
@@ -40,7 +40,7 @@ class DotProductAttention(TakesLengths, nn.Module):
         self.scale = scale
 
     def forward(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor) -> Tensor:
-        """Attend; gives [B, T, width of the values]."""
+        """Attend; return [B, T, width of the values]."""
         if self.is_causal and query_BTD.shape[1] != key_BSD.shape[1]:
             raise ValueError("is_causal needs as many keys as queries")
         query, key, value = (self._heads(item) for item in (query_BTD, key_BSD, value_BSD))
@@ -66,11 +66,11 @@ class DotProductAttention(TakesLengths, nn.Module):
         return x_BTD.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
     def _allowed(self, key_BSD: Tensor) -> Tensor | None:
-        """Which keys a query may attend to, as [B, 1, 1 or T, S]; None: torch's own rule."""
+        """Return which keys a query may attend to, as [B, 1, 1 or T, S]; None: torch's own rule."""
         if self.lengths is None:
             return None
         num_steps = key_BSD.shape[1]
-        # A row without a key attends to one: a softmax over nothing would be NaN.
+        # A row without keys attends to one, because a softmax over nothing would be NaN.
         known_BS = ~is_padding(self.lengths.of_rows.clamp(min=1), num_steps)
         allowed = known_BS[:, None, None, :]
         if not self.is_causal:
@@ -78,24 +78,24 @@ class DotProductAttention(TakesLengths, nn.Module):
         return allowed & torch.ones_like(allowed[:1].expand(1, 1, num_steps, -1)).tril()
 
     def extra_repr(self) -> str:
-        """The arguments, for error messages."""
+        """Return the arguments, for error messages."""
         return f"num_heads={self.num_heads}, is_causal={self.is_causal}"
 
 
 class PositionEmbedding(nn.Embedding):
-    """A learned vector for each step of a row, from 0 on; as wide a batch as what it reads."""
+    """A learned vector for each step of a row, from 0; expanded to the rows of its input."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
-        """``num_embeddings``: the most steps of a row. Begins normal with ``std``, as in GPT-2."""
+        """``num_embeddings``: max steps of a row. Normal init with ``std``, as in GPT-2."""
         self.std = std
         super().__init__(num_embeddings, embedding_dim)
 
     def reset_parameters(self) -> None:
-        """Draw the vectors."""
+        """Initialize the vectors."""
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x_BT: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The vectors of the steps of [B, T, …], as [B, T, embedding_dim]."""
+        """Return the vectors of the steps of [B, T, …], as [B, T, embedding_dim]."""
         if x_BT.dim() < 2:
             raise ValueError("PositionEmbedding takes rows of steps: [rows, steps, …]")
         num_rows, num_steps = x_BT.shape[:2]
@@ -106,20 +106,20 @@ class PositionEmbedding(nn.Embedding):
 
 
 class TiedEmbedding(nn.Embedding):
-    """Entries as vectors; called once more (``shared_with``), vectors as scores of the entries.
+    """Maps entries to vectors; as a second layer (``shared_with``), vectors to scores of entries.
 
     Press and Wolf, 2017: the output layer's weight is the embedding's.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
-        """Begins normal with ``std``, as GPT-2 does: scores would else be far apart."""
+        """Initialize normally with ``std``, as GPT-2 does, to keep the scores close together."""
         self.std = std
         super().__init__(num_embeddings, embedding_dim)
 
     def reset_parameters(self) -> None:
-        """Draw the vectors."""
+        """Initialize the vectors."""
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Of integers [B, …] the vectors [B, …, D]; of vectors [B, …, D] the scores [B, …, V]."""
+        """Return vectors [B, …, D] of integers [B, …], or scores [B, …, V] of vectors [B, …, D]."""
         return F.linear(x, self.weight) if x.is_floating_point() else super().forward(x)

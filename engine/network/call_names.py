@@ -1,7 +1,7 @@
-"""The names of calls: which layer a module runs for, and which call of an inner module it is.
+"""Name the calls of modules: which layer a module runs for, and which call of an inner module.
 
-A module that several layers share runs once for each, in the graph's order; what is built into it
-runs once more each time. Used by the planner and by the look, so that both say the same names.
+A module that several layers share runs once for each, in the graph's order. Modules inside it run
+once more each time. The planner and the probes both use this, so their names agree.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class Calls:
-    """The calls of one layer's module, and of the modules inside it, within a forward pass."""
+    """Counts the calls of one layer's module, and of modules inside it, in a forward pass."""
 
     def __init__(self, layers: Sequence[str], *, counted: bool = True) -> None:
         self._layers = layers
@@ -18,19 +18,19 @@ class Calls:
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def restart(self) -> None:
-        """Another forward pass begins."""
+        """Start another forward pass."""
         self._number = self._first
         self._seen.clear()
 
     def begin(self) -> None:
-        """The layer's module is called; may be left out where it is called once and is all."""
+        """Count a call of the layer's module; optional if not ``counted``."""
         self._number += 1
         self._seen.clear()
 
     def name(self, path: str, what: str) -> str:
-        """The name of a call: ``block0``, ``block0.linear1``, its second time ``block0.linear1:1``.
+        """Return a call's name: ``block0``, ``block0.linear1``, second call ``block0.linear1:1``.
 
-        Asked once per call and ``what``, which is the side that is looked at.
+        Call this once per call and ``what``, which is the side that is watched.
         """
         layer = self._layers[self._number]
         if not path:

@@ -1,4 +1,4 @@
-"""What a layer's call takes and gives, written down for the planner."""
+"""Record the inputs and outputs of a layer's call for the planner."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,21 +14,21 @@ from engine.network.call_names import Calls
 
 @dataclass(frozen=True)
 class SeenTensor:
-    """A tensor as it was when it was looked at."""
+    """A tensor as it was when it was recorded."""
 
     tensor: Tensor
     owner: str
     path: str
-    """The module inside the layer that took or gave it; empty: the layer itself."""
+    """The module inside the layer that it is an input or output of; empty: the layer itself."""
     is_first: bool
     made_by: Any
-    """The node of the graph that made it; that of the tensor is another once it is overwritten."""
+    """The autograd node that created it. An in-place operation gives the tensor another node."""
     base_made_by: Any
-    """Of a view: the node that made the memory it views."""
+    """For a view: the autograd node that created the base tensor."""
 
     @staticmethod
     def of(tensor: Tensor, *, owner: str, path: str, is_first: bool) -> "SeenTensor":
-        """Look at a tensor now."""
+        """Record a tensor now."""
         base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
         made_by = tensor.grad_fn
         return SeenTensor(
@@ -37,7 +37,7 @@ class SeenTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole tensor."""
+        """Size of the whole tensor in bytes."""
         return self.tensor.numel() * self.tensor.element_size()
 
 
@@ -48,29 +48,29 @@ class LayerCall:
     inputs: dict[str, SeenTensor] = field(default_factory=dict[str, SeenTensor])
     outputs: dict[str, SeenTensor] = field(default_factory=dict[str, SeenTensor])
     called: set[str] = field(default_factory=set[str])
-    """Paths of the modules inside that ran."""
+    """Paths of the inner modules that ran."""
 
     def forget_inside(self) -> None:
-        """Keep what concerns the layer itself only: the call could not be followed."""
+        """Keep only what concerns the layer itself, because the call could not be followed."""
         self.called.clear()
         for side in (self.inputs, self.outputs):
             for name in [name for name, seen in side.items() if seen.path]:
                 del side[name]
 
     def took(self, owner: str, path: str, args: Any, keywords: Any) -> None:
-        """Note what goes into a call."""
+        """Record the inputs of a call."""
         for number, (name, tensor) in enumerate(input_leaves(owner, args, keywords)):
             self.inputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
 
     def gave(self, owner: str, path: str, output: Any) -> None:
-        """Note what comes out of a call."""
+        """Record the outputs of a call."""
         for number, (name, tensor) in enumerate(leaves(owner, output)):
             self.outputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
 
 
 @contextmanager
 def recording(layer: str, module: nn.Module) -> Generator[LayerCall]:
-    """Write down one call of a layer's module and of every module inside it."""
+    """Record one call of a layer's module and of every module inside it."""
     record, calls = LayerCall(), Calls([layer])
     handles = [module.register_forward_pre_hook(_beginning(calls))]
     for path, inner in module.named_modules():
@@ -103,11 +103,11 @@ def _hooks(record: LayerCall, calls: Calls, path: str) -> tuple[Any, Any]:
 
 
 class GradientReach:
-    """Which tensors the loss sends a gradient to, found in its graph without running it."""
+    """Finds which tensors the loss sends a gradient to, in its graph, without running it."""
 
     def __init__(self, loss: Tensor) -> None:
         self._all_that_learn = loss.device.type != "meta"
-        """It was tried on a tiny batch, and its graph is not the network's."""
+        """The loss was tried on a tiny batch, so its graph is not the network's."""
         self._arrivals: dict[Any, int] = {}
         waiting = [loss.grad_fn]
         visited: set[Any] = set()
@@ -123,7 +123,7 @@ class GradientReach:
         self._variables = {id(node.variable) for node in visited if hasattr(node, "variable")}
 
     def lacks(self, seen: SeenTensor) -> str:
-        """Why the gradient by a tensor's value cannot be seen; empty where it can."""
+        """Return why the gradient with respect to a tensor cannot be seen; empty if it can."""
         none = "no gradient reaches {}"
         if self._all_that_learn:
             return "" if seen.tensor.requires_grad else none
@@ -137,7 +137,7 @@ class GradientReach:
         return "" if self._arrivals.get(seen.base_made_by, 0) == 1 else _OVERWRITTEN
 
     def reaches(self, parameter: Tensor) -> bool:
-        """Whether a parameter has a gradient."""
+        """Whether a parameter gets a gradient."""
         if self._all_that_learn:
             return parameter.requires_grad
         return id(parameter) in self._variables
@@ -150,7 +150,7 @@ _OVERWRITTEN = (
 
 
 def meta_sum(tensors: list[Tensor]) -> Tensor:
-    """A number on the meta device that depends on each of some tensors."""
+    """Return a scalar on the meta device that depends on each of the tensors."""
     total = torch.zeros((), device="meta")
     for item in tensors:
         if item.requires_grad:

@@ -1,7 +1,7 @@
-"""Torch functions as named layers: the allow-list, each a small function of its inputs.
+"""The torch functions that can be layers: an allow-list, each a small function of its inputs.
 
-Positional parameters are inputs of the layer; keyword-only parameters are its arguments, under
-torch's names and with torch's defaults. Shape suffixes are left out: these take any shape.
+Positional parameters are inputs of the layer. Keyword-only parameters are its arguments, with
+torch's names and defaults. There are no shape suffixes, because these take any shape.
 """
 
 import inspect
@@ -23,26 +23,26 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product row by row of the batch."""
+    """Batched matrix product of [B, n, m] and [B, m, p]."""
     return torch.bmm(a, b)
 
 
 def mul(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Product of two inputs, or of one and the number ``other``."""
+    """Product of two inputs, or of one input and the number ``other``."""
     return torch.mul(a, _second(b, other))
 
 
 def add(
     a: Tensor, b: Tensor | None = None, *, other: float | None = None, alpha: float = 1
 ) -> Tensor:
-    """``a + alpha * b``; the number ``other`` may stand for b."""
+    """``a + alpha * b``; ``other`` is a number to use instead of b."""
     return torch.add(a, _second(b, other), alpha=alpha)
 
 
 def sub(
     a: Tensor, b: Tensor | None = None, *, other: float | None = None, alpha: float = 1
 ) -> Tensor:
-    """``a - alpha * b``; the number ``other`` may stand for b."""
+    """``a - alpha * b``; ``other`` is a number to use instead of b."""
     return torch.sub(a, _second(b, other), alpha=alpha)
 
 
@@ -53,7 +53,7 @@ def div(
     other: float | None = None,
     rounding_mode: Literal["trunc", "floor"] | None = None,
 ) -> Tensor:
-    """``a / b``; the number ``other`` may stand for b."""
+    """``a / b``; ``other`` is a number to use instead of b."""
     return torch.div(a, _second(b, other), rounding_mode=rounding_mode)
 
 
@@ -63,202 +63,202 @@ def pow(a: Tensor, b: Tensor | None = None, *, exponent: float | None = None) ->
 
 
 def neg(x: Tensor) -> Tensor:
-    """The negative."""
+    """Negation of the input."""
     return torch.neg(x)
 
 
 def exp(x: Tensor) -> Tensor:
-    """The exponential."""
+    """Exponential of the input."""
     return torch.exp(x)
 
 
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm."""
+    """Natural logarithm of the input."""
     return torch.log(x)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """The square root."""
+    """Square root of the input."""
     return torch.sqrt(x)
 
 
 def abs(x: Tensor) -> Tensor:  # noqa: A001 - torch's name
-    """The absolute value."""
+    """Absolute value of the input."""
     return torch.abs(x)
 
 
 def square(x: Tensor) -> Tensor:
-    """The square."""
+    """Square of the input."""
     return torch.square(x)
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """One over the input."""
+    """Reciprocal of the input: 1 / x."""
     return torch.reciprocal(x)
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger of two inputs, element by element."""
+    """Element-wise maximum of two inputs."""
     return torch.maximum(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two inputs, element by element."""
+    """Element-wise minimum of two inputs."""
     return torch.minimum(a, b)
 
 
 def clamp(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """Values limited to [min, max]."""
+    """Input clamped to [min, max]."""
     return torch.clamp(x, min=min, max=max)
 
 
 def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """The inputs one after the other along an axis (1 is the first axis after the batch)."""
+    """Inputs concatenated along an axis (1 is the first axis after the batch)."""
     return torch.cat(tensors, dim=dim)
 
 
 def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """The inputs along a new axis."""
+    """Inputs stacked along a new axis."""
     return torch.stack(tensors, dim=dim)
 
 
 def gather(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
-    """Entries of x picked by an integer tensor along an axis."""
+    """Entries of x selected by an integer tensor along an axis."""
     return torch.gather(x, dim, index)
 
 
 def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
-    """Slices of x picked by a vector of integers along an axis."""
+    """Slices of x selected by a vector of integers along an axis."""
     return torch.index_select(x, dim, index)
 
 
 def masked_fill(x: Tensor, mask: Tensor, *, value: float) -> Tensor:
-    """The input with ``value`` where the mask is not zero."""
+    """Input with ``value`` where the mask is nonzero."""
     return torch.masked_fill(x, mask.bool(), value)
 
 
 def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The second input where the condition is not zero, else the third."""
+    """Second input where the condition is nonzero, third input elsewhere."""
     return torch.where(condition.bool(), a, b)
 
 
 def einsum(*operands: Tensor, equation: str) -> Tensor:
-    """A sum of products in Einstein's notation."""
+    """Sum of products in Einstein notation."""
     return torch.einsum(equation, *operands)
 
 
 def reshape(x: Tensor, *, shape: list[int]) -> Tensor:
-    """The same values in another shape, batch axis included; -1 is computed."""
+    """Input with another shape, including the batch axis; -1 is inferred."""
     return torch.reshape(x, tuple(shape))
 
 
 def flatten(x: Tensor, *, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """A range of axes as one (``start_dim=1`` keeps the batch)."""
+    """Input with a range of axes flattened into one (``start_dim=1`` keeps the batch)."""
     return torch.flatten(x, start_dim, end_dim)
 
 
 def unflatten(x: Tensor, *, dim: int, sizes: list[int]) -> Tensor:
-    """One axis as several."""
+    """Input with one axis split into several."""
     return torch.unflatten(x, dim, tuple(sizes))
 
 
 def permute(x: Tensor, *, dims: list[int]) -> Tensor:
-    """The axes in another order."""
+    """Input with its axes permuted."""
     return torch.permute(x, tuple(dims))
 
 
 def transpose(x: Tensor, *, dim0: int, dim1: int) -> Tensor:
-    """Two axes exchanged."""
+    """Input with two axes swapped."""
     return torch.transpose(x, dim0, dim1)
 
 
 def squeeze(x: Tensor, *, dim: int) -> Tensor:
-    """An axis of size 1 removed."""
+    """Input without an axis of size 1."""
     return torch.squeeze(x, dim)
 
 
 def unsqueeze(x: Tensor, *, dim: int) -> Tensor:
-    """An axis of size 1 added."""
+    """Input with a new axis of size 1."""
     return torch.unsqueeze(x, dim)
 
 
 def softmax(x: Tensor, *, dim: int) -> Tensor:
-    """Values that sum to 1 along an axis."""
+    """Softmax: values that sum to 1 along an axis."""
     return torch.softmax(x, dim)
 
 
 def log_softmax(x: Tensor, *, dim: int) -> Tensor:
-    """The logarithm of the softmax."""
+    """Logarithm of the softmax along an axis."""
     return torch.log_softmax(x, dim)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function."""
+    """Logistic function of the input."""
     return torch.sigmoid(x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent of the input."""
     return torch.tanh(x)
 
 
 def relu(x: Tensor) -> Tensor:
-    """Negative values become zero."""
+    """Input with negative values set to zero."""
     return torch.relu(x)
 
 
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """The input times the normal distribution function of it."""
+    """Input times its normal cumulative distribution function."""
     return F.gelu(x, approximate=approximate)
 
 
 def mean(x: Tensor, *, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """The mean over some axes, or over all."""
+    """Mean over the given axes, or over all."""
     return torch.mean(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def sum(x: Tensor, *, dim: Dims = None, keepdim: bool = False) -> Tensor:  # noqa: A001 - torch's name
-    """The sum over some axes, or over all."""
+    """Sum over the given axes, or over all."""
     return torch.sum(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def amax(x: Tensor, *, dim: int | list[int], keepdim: bool = False) -> Tensor:
-    """The largest value over some axes."""
+    """Maximum over the given axes."""
     return torch.amax(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType]
 
 
 def amin(x: Tensor, *, dim: int | list[int], keepdim: bool = False) -> Tensor:
-    """The smallest value over some axes."""
+    """Minimum over the given axes."""
     return torch.amin(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType]
 
 
 def argmax(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
-    """The index of the largest value along an axis."""
+    """Index of the maximum along an axis."""
     return torch.argmax(x, dim=dim, keepdim=keepdim)
 
 
 def norm(x: Tensor, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """The p-norm over some axes, or over all."""
+    """p-norm over the given axes, or over all."""
     return torch.linalg.vector_norm(x, ord=p, dim=_axes(dim), keepdim=keepdim)
 
 
 def cumsum(x: Tensor, *, dim: int) -> Tensor:
-    """The sum so far along an axis."""
+    """Cumulative sum along an axis."""
     return torch.cumsum(x, dim=dim)
 
 
 def flip(x: Tensor, *, dims: list[int]) -> Tensor:
-    """Axes from behind."""
+    """Input with the given axes reversed."""
     return torch.flip(x, dims=tuple(dims))
 
 
 def one_hot(x: Tensor, *, num_classes: int) -> Tensor:
-    """Integers below ``num_classes`` as float32 vectors with a one in that place."""
+    """Integers below ``num_classes`` as float32 one-hot vectors."""
     return F.one_hot(x, num_classes).to(torch.float32)
 
 
 def cosine_similarity(a: Tensor, b: Tensor, *, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along an axis."""
+    """Cosine similarity of vectors along an axis."""
     return F.cosine_similarity(a, b, dim=dim, eps=eps)
 
 
@@ -271,18 +271,18 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over [..., steps, width]; the mask is not zero where a step may be attended to."""
+    """Attention over [..., steps, width]; the mask is nonzero where a step may be attended to."""
     allowed = None if attn_mask is None else attn_mask.bool()
     return F.scaled_dot_product_attention(query, key, value, allowed, 0.0, is_causal, scale=scale)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, of weights that are layers: ``Parameter``."""
+    """``x @ weight.T + bias``; the weights are ``Parameter`` layers."""
     return F.linear(x, weight, bias)
 
 
 def embedding(x: Tensor, weight: Tensor) -> Tensor:
-    """The rows of a weight that is a layer, picked by integers."""
+    """Rows of a weight, which is a ``Parameter`` layer, selected by integers."""
     return F.embedding(x, weight)
 
 
@@ -294,12 +294,12 @@ def layer_norm(
     normalized_shape: list[int],
     eps: float = 1e-5,
 ) -> Tensor:
-    """The last axes with mean 0 and variance 1, times the weight and plus the bias."""
+    """Input normalized over its last axes to mean 0 and variance 1, times weight, plus bias."""
     return F.layer_norm(x, list(normalized_shape), weight, bias, eps)
 
 
 def expand(x: Tensor, like: Tensor | None = None, *, sizes: list[int]) -> Tensor:
-    """Axes of size 1 repeated: -1 keeps an axis, 0 takes the size that ``like`` has there."""
+    """Input with axes of size 1 expanded: -1 keeps an axis, 0 uses the size of ``like``."""
     if like is None and 0 in sizes:
         raise ValueError("a size of 0 is that of a second input: give one")
     shape = sizes if like is None else [size or like.shape[a] for a, size in enumerate(sizes)]
@@ -307,7 +307,7 @@ def expand(x: Tensor, like: Tensor | None = None, *, sizes: list[int]) -> Tensor
 
 
 def narrow(x: Tensor, *, dim: int, start: int, length: int) -> Tensor:
-    """A range of an axis."""
+    """Range of an axis."""
     return torch.narrow(x, dim, start, length)
 
 
@@ -317,14 +317,14 @@ def select(x: Tensor, *, dim: int, index: int) -> Tensor:
 
 
 def chunk(x: Tensor, *, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """An axis in equal parts: the leaves ``name.0``, ``name.1`` …."""
+    """Axis split into at most ``chunks`` equal parts, the last may be smaller: ``name.0``, … ."""
     return torch.chunk(x, chunks, dim)
 
 
 def split(
     x: Tensor, *, split_size_or_sections: int | list[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
-    """An axis in parts of given sizes: the leaves ``name.0``, ``name.1`` …."""
+    """Axis split into parts of given sizes: the leaves ``name.0``, ``name.1`` …."""
     sizes = split_size_or_sections
     return torch.split(x, sizes if isinstance(sizes, int) else list(sizes), dim)
 
@@ -365,12 +365,12 @@ class Function(nn.Module):
         return self.function(*inputs, **self.arguments)
 
     def extra_repr(self) -> str:
-        """The name, for error messages."""
+        """Return the name, for error messages."""
         return self.function.__name__
 
 
 def num_inputs(name: str) -> tuple[int, int | None]:
-    """How many inputs a function takes: at least, and at most (None: any number)."""
+    """Return how many inputs a function takes: min and max (None: any number)."""
     positional = [
         item
         for item in inspect.signature(FUNCTIONS[name]).parameters.values()

@@ -1,8 +1,8 @@
-"""Recurrent layers that begin a batch in the state in which the batch before has ended.
+"""Carry the hidden state of stateful recurrent layers from batch to batch.
 
-Row i of a batch goes on where row i of the one before it was. Each epoch and each evaluation begin
-with zeros. Gradients end at the beginning of a batch (truncated backpropagation through time,
-Williams and Peng, 1990). Knows torch and jobs; knows nothing of files.
+Row i of a batch continues row i of the previous batch. Each epoch and each evaluation starts with
+zeros. Gradients stop at the start of a batch (truncated backpropagation through time, Williams and
+Peng, 1990). Depends on torch and jobs, not on files.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from glasshouse.spec import Graph, Layer, Source, TrainJob
 
 _KINDS = ("RNN", "LSTM", "GRU")
 States = dict[str, tuple[Tensor, ...]]
-"""Of each layer, where it has begun: torch's states, [layers, rows, width]."""
+"""The hidden state of each layer that has one: torch's states, [layers, rows, width]."""
 
 
 class HiddenState:
-    """What the stateful layers of a network carry from batch to batch."""
+    """The hidden state of a network's stateful layers between batches."""
 
     def __init__(self, layers: Mapping[str, Recurrent]) -> None:
         self._layers = layers
@@ -31,29 +31,29 @@ class HiddenState:
 
     @classmethod
     def of(cls, graph: Graph, network: Network) -> "HiddenState | None":
-        """That of a network, from now on; None: it has no such layer."""
+        """Make a network's stateful layers carry their state; None: it has no such layer."""
         modules = network.layers
         found = {layer.name: modules[layer.name] for layer in graph.layers if layer.stateful}
         layers = {name: item for name, item in found.items() if isinstance(item, Recurrent)}
         return cls(layers) if layers else None
 
     def reset(self) -> None:
-        """Begin with zeros."""
+        """Set the hidden state to zeros."""
         self.put({})
 
     def snapshot(self) -> States:
-        """What is carried now; the tensors are never changed, so nothing is copied."""
+        """Return the hidden state. Its tensors are never modified, so nothing is copied."""
         known = {name: module.hidden_state for name, module in self._layers.items()}
         return {name: item for name, item in known.items() if item is not None}
 
     def put(self, states: States) -> None:
-        """Carry this instead."""
+        """Replace the hidden state."""
         for name, module in self._layers.items():
             module.hidden_state = states.get(name)
 
     @contextlib.contextmanager
     def apart(self) -> Generator[None]:
-        """Rows in here begin with zeros, and leave no trace."""
+        """Start with zeros in this context, and restore the hidden state afterwards."""
         before = self.snapshot()
         self.reset()
         try:
@@ -62,7 +62,7 @@ class HiddenState:
             self.put(before)
 
     def state(self) -> State:
-        """The tensors, as ``<layer>.<number>``; none at the beginning of an epoch."""
+        """Return the tensors as ``<layer>.<number>``; none at the start of an epoch."""
         return {
             f"{name}.{number}": item
             for name, items in self.snapshot().items()
@@ -70,7 +70,7 @@ class HiddenState:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self.put({name: found for name in self._layers if (found := self._saved(name, state))})
 
     def _saved(self, name: str, state: State) -> tuple[Tensor, ...]:
@@ -81,12 +81,12 @@ class HiddenState:
 
 
 def alone(hidden_state: HiddenState | None) -> contextlib.AbstractContextManager[None]:
-    """Rows in here begin with zeros, and leave no trace."""
+    """Start with zeros in this context, and restore the hidden state, if any, afterwards."""
     return contextlib.nullcontext() if hidden_state is None else hidden_state.apart()
 
 
 def check_stateful(spec: TrainJob, findings: Findings) -> None:
-    """Note layers that cannot carry a state, and jobs whose batches do not go on."""
+    """Report layers that cannot carry a state, and jobs whose batches do not continue."""
     shared = {layer.shared_with for layer in spec.network.layers}
     found = False
     for position, layer in enumerate(spec.network.layers):

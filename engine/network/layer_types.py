@@ -1,4 +1,4 @@
-"""The types of layers: torch.nn's classes, our own and the listed functions, by name."""
+"""Find the types of layers by name: torch.nn's classes, our own and the listed functions."""
 
 import inspect
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNN
 
 @cache
 def layer_classes() -> dict[str, type[nn.Module]]:
-    """Every torch.nn class that a graph may use, and our own, by name."""
+    """Return every torch.nn class that a graph may use, and our own, by name."""
     found = {
         name: cls
         for name, cls in vars(nn).items()
@@ -40,7 +40,7 @@ def _is_layer(name: str, cls: type[nn.Module]) -> bool:
 
 
 def layer_parameters(layer_type: str, pointer: str = "") -> dict[str, Parameter]:
-    """The arguments of a layer type.
+    """Return the arguments of a layer type.
 
     Raises:
         SpecProblems: there is no such layer type.
@@ -63,14 +63,14 @@ def _unknown(layer_type: str) -> str:
 
 
 def layer_like(function: str) -> str:
-    """A question after the torch.nn layer of a function's name, where there is one."""
+    """Return a hint at the torch.nn layer with a function's name; empty if there is none."""
     plain = function.replace("_", "")
     near = [name for name in layer_classes() if name.lower() == plain]
     return f"; did you mean the layer {near[0]}?" if near else ""
 
 
 def build_layer(layer_type: str, args: Mapping[str, Any], *, trainable: bool = True) -> nn.Module:
-    """Make one layer from arguments that have been checked and converted."""
+    """Build one layer from arguments that have been checked and converted."""
     if layer_type in FUNCTIONS:
         return Function(layer_type, dict(args))
     module = (AWARE.get(layer_type) or layer_classes()[layer_type])(**args)
@@ -78,5 +78,5 @@ def build_layer(layer_type: str, args: Mapping[str, Any], *, trainable: bool = T
 
 
 def takes_lengths(layer_type: str) -> bool:
-    """Whether a layer of this type can tell the steps of a row from what it is padded with."""
+    """Whether layers of this type use row lengths to tell steps from padding."""
     return layer_type in AWARE

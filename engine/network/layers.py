@@ -1,6 +1,6 @@
-"""The layers of a network in their places, and how they run one after the other.
+"""Run the layers of a network in order.
 
-A ReLU and the pooling behind it may run as a pair. Knows torch; knows nothing of graphs.
+A ReLU and the pooling after it may run as a pair. Depends on torch, not on graphs.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from engine.network.lengths import Lengths, TakesLengths
 from engine.optim.output_gradient_clipping import OutputClips
 
 OF_ONE_TYPE = (nn.Bilinear, nn.EmbeddingBag)
-"""What they take must be of their parameters' type, and torch.autocast does not see to it."""
+"""Their inputs must have the dtype of their parameters, which torch.autocast does not ensure."""
 _STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
 
 
@@ -31,14 +31,14 @@ class LayerFailed(Exception):
 
 
 def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    """Run a layer on its inputs in order; an LSTM's two states go in as the pair it wants."""
+    """Run a layer on its inputs in order; an LSTM's two states are passed as a tuple."""
     if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
         return module(inputs[0], (inputs[1], inputs[2]))
     return module(*inputs)
 
 
 def cut(output: Any) -> Any:
-    """The same tensors as constants for the backward pass."""
+    """Detach the tensors of an output."""
     if isinstance(output, Tensor):
         return output.detach()
     if isinstance(output, Mapping):
@@ -55,10 +55,10 @@ def run_all(
     *,
     bare: bool = False,
 ) -> None:
-    """Compute steps in order; what no later one reads is let go at once.
+    """Run steps in order, and free each value after its last reader.
 
-    ``tuples``: the leaves of layers that put out several tensors. ``bare``: what a layer raises is
-    left as it is.
+    ``tuples``: the leaves of layers that output several tensors. ``bare``: exceptions of layers are
+    not wrapped in `LayerFailed`.
 
     Raises:
         LayerFailed: a layer could not compute its output.
@@ -89,38 +89,38 @@ def run_all(
 
 
 class Step(NamedTuple):
-    """One layer of a network, in its place."""
+    """One layer of a network."""
 
     name: str
     module: nn.Module
     inputs: tuple[str, ...]
     lengths: str | None
     finished: tuple[str, ...]
-    """The layers whose output nobody reads after it."""
+    """The layers whose output no later step reads."""
     cuts: bool
     clips: OutputClips | None
     is_plain: bool
-    """Whether its module takes its inputs just as they are."""
+    """Whether its module takes its inputs unchanged."""
 
     @property
     def first(self) -> str:
-        """The layer that it begins with: itself."""
+        """The first layer: itself."""
         return self.name
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """What it calls."""
+        """The modules that it calls."""
         return (self.module,)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that it needs."""
+        """The names of all values that it needs."""
         if self.lengths is None:
             return self.inputs
         return (*self.inputs, self.lengths, host_lengths_of(self.lengths))
 
     def run(self, values: Mapping[str, Tensor]) -> Any:
-        """Call the layer on what it reads."""
+        """Call the layer on its inputs."""
         output = self._call(values)
         if self.clips is not None:
             for _, tensor in leaves(self.name, output):
@@ -144,11 +144,11 @@ class Step(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A ReLU and the max pooling that alone reads it: the same numbers from the pooling first.
+    """A ReLU and the max pooling that is its only reader: equal results with the pooling first.
 
-    The largest of positive parts is the positive part of the largest, and so are the gradients: bit
-    for bit, with a quarter of the elements for a ReLU after a pooling of 2 by 2. While somebody
-    looks at one of the two they run as they stand.
+    The max of ReLUs is the ReLU of the max, so outputs and gradients are equal bit for bit. After a
+    pooling of 2 by 2 the ReLU has a quarter of the elements. If either has hooks, they run in the
+    order of the graph.
     """
 
     relu: Step
@@ -156,31 +156,31 @@ class Pair(NamedTuple):
 
     @property
     def first(self) -> str:
-        """The layer that it begins with."""
+        """The first layer."""
         return self.relu.name
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """What it calls."""
+        """The modules that it calls."""
         return (self.relu.module, self.pool.module)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All that it needs."""
+        """The names of all values that it needs."""
         return self.relu.reads
 
     @property
     def name(self) -> str:
-        """What is left behind is the pooling's."""
+        """The name of the pooling, whose output is stored."""
         return self.pool.name
 
     @property
     def finished(self) -> tuple[str, ...]:
-        """The layers whose output nobody reads after it."""
+        """The layers whose output no later step reads."""
         return (*self.relu.finished, *self.pool.finished)
 
     def run(self, values: dict[str, Tensor]) -> Any:
-        """Call both on what the first reads."""
+        """Run both on the ReLU's input."""
         relu, pool = self.relu, self.pool
         if _is_hooked(relu.module) or _is_hooked(pool.module):
             try:
@@ -199,7 +199,7 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def in_pairs(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step | Pair]:
-    """The steps with each ReLU in front of a max pooling put together with it."""
+    """Return the steps with each ReLU before a max pooling combined with it."""
     readers = Counter(root(source) for step in steps for source in step.reads)
     kept = {root(source) for source in wanted}
     found: list[Step | Pair] = []
@@ -228,7 +228,7 @@ def _belong(relu: Step, pool: Step, readers: Mapping[str, int], kept: Collection
 
 
 def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:
-    """Whether what it puts out may be changed in place: a ReLU needs it as it was."""
+    """Whether a later step may change the pooling's output in place: a ReLU's backward needs it."""
     same_memory = {pool.name}
     for step in steps:
         if same_memory & {root(source) for source in step.inputs}:

@@ -1,7 +1,7 @@
-"""Comparisons and masks as functions of a graph: what ``where`` and ``masked_fill`` decide by.
+"""Comparisons and masks as functions of a graph, for ``where`` and ``masked_fill``.
 
-They give bool tensors, but for ``tril``, ``triu`` and ``positions``. Shape suffixes are left out:
-these take any shape.
+They return bool tensors, except ``tril``, ``triu`` and ``positions``. There are no shape suffixes,
+because these take any shape.
 """
 
 from collections.abc import Callable
@@ -12,67 +12,67 @@ from torch import Tensor
 
 
 def eq(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether two inputs, or one and the number ``other``, are equal."""
+    """Whether two inputs, or one input and the number ``other``, are equal."""
     return torch.eq(a, _second(b, other))
 
 
 def ne(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether they differ."""
+    """Whether two inputs, or one input and the number ``other``, differ."""
     return torch.ne(a, _second(b, other))
 
 
 def lt(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether the first is less."""
+    """Whether the first input is less than the second, or than the number ``other``."""
     return torch.lt(a, _second(b, other))
 
 
 def le(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether the first is less or equal."""
+    """Whether the first input is less than or equal to the second, or to the number ``other``."""
     return torch.le(a, _second(b, other))
 
 
 def gt(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether the first is greater."""
+    """Whether the first input is greater than the second, or than the number ``other``."""
     return torch.gt(a, _second(b, other))
 
 
 def ge(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Whether the first is greater or equal."""
+    """Whether the first input is greater than or equal to the second, or the number ``other``."""
     return torch.ge(a, _second(b, other))
 
 
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
-    """Whether both are not zero."""
+    """Whether both inputs are nonzero."""
     return torch.logical_and(a, b)
 
 
 def logical_or(a: Tensor, b: Tensor) -> Tensor:
-    """Whether either is not zero."""
+    """Whether either input is nonzero."""
     return torch.logical_or(a, b)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Whether it is zero."""
+    """Whether the input is zero."""
     return torch.logical_not(x)
 
 
 def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """The last two axes with zeros above a diagonal."""
+    """Last two axes with zeros above a diagonal."""
     return torch.tril(x, diagonal)
 
 
 def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """The last two axes with zeros below a diagonal."""
+    """Last two axes with zeros below a diagonal."""
     return torch.triu(x, diagonal)
 
 
 def positions(x: Tensor, *, dim: int = 1) -> Tensor:
-    """0, 1, 2 … for the places of an axis of the input: int64 of that length."""
+    """Indices 0, 1, 2 … along an axis of the input, as int64."""
     return torch.arange(x.shape[dim], device=x.device)
 
 
 def causal_mask(x: Tensor, *, dim: int = 1) -> Tensor:
-    """Which step may look at which, of the steps of an axis: [steps, steps], itself and before."""
+    """Which step may attend to which along an axis: [steps, steps], itself and earlier ones."""
     steps = positions(x, dim=dim)
     return steps[:, None] >= steps
 

@@ -1,6 +1,6 @@
-"""Networks: a graph of named layers as one torch module, every layer's output within reach.
+"""Networks: a graph of named layers as one torch module whose layer outputs are all accessible.
 
-Knows torch and the words of a graph; knows nothing of data, training or jobs.
+Depends on torch and graphs, not on data, training or jobs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from glasshouse.spec import Graph, Layer
 
 
 def inputs_of(graph: Graph, position: int, fields: Sequence[str]) -> tuple[str, ...]:
-    """What a layer reads: its own inputs, or the layer before, or the first field."""
+    """Return a layer's inputs; by default the previous layer, or the first field."""
     layer = graph.layers[position]
     if layer.inputs is not None:
         return layer.inputs
@@ -26,7 +26,7 @@ def inputs_of(graph: Graph, position: int, fields: Sequence[str]) -> tuple[str, 
 
 
 def needed_layers(graph: Graph, wanted: Sequence[str]) -> list[Layer]:
-    """The layers of a resolved graph that the wanted outputs depend on, in order."""
+    """Return the layers of a resolved graph that the wanted outputs depend on, in order."""
     needed = {root(name) for name in wanted}
     kept: list[Layer] = []
     for layer in reversed(graph.layers):
@@ -39,10 +39,10 @@ def needed_layers(graph: Graph, wanted: Sequence[str]) -> list[Layer]:
 class Network(nn.Module):
     """A resolved graph (inputs and sizes filled in) as a module.
 
-    Calling it with a batch, a mapping of field names to tensors, gives a mapping with the wanted
-    outputs and the fields. Layers are made in the graph's order, each with torch's own
-    initialisation. ``state_dict`` keys are the layer's name and torch's: ``conv1.weight``. A layer
-    that is shared is the module of the first; its parameters are that one's.
+    Calling it with a batch, a mapping of field names to tensors, returns a mapping with the wanted
+    outputs and the fields. Layers are created in the graph's order, each with torch's own
+    initialization. ``state_dict`` keys are the layer's name and torch's: ``conv1.weight``. A shared
+    layer is the module of the first layer that uses it, and its parameters have that layer's name.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class Network(nn.Module):
         prune: bool = False,
         kept_at: Sequence[str] = (),
     ) -> None:
-        """``kept_at``: between two of these layers activations are computed again, not kept."""
+        """``kept_at``: checkpoint boundaries; activations between two of them are recomputed."""
         super().__init__()
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
         self.output_clips = OutputClips(graph)
         self.low_precision: torch.dtype | None = None
-        """In which type products are computed that may be; None: all in float32."""
+        """The autocast dtype; None: everything runs in float32."""
         self.memory_format = torch.contiguous_format
         self._steps: list[Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
-            # Past add_module, which refuses names such as "forward" that a user may well choose.
+            # Not with add_module, which refuses names such as "forward" that a user may choose.
             module = self._modules.get(owner)
             if module is None:
                 module = _construct(layer, f"/network/layers/{position}")
@@ -84,15 +84,15 @@ class Network(nn.Module):
             self._steps.append(step)
 
         self._usual = segmented(self._steps, kept_at, run_all)
-        # Run again nobody looks, and a pair would run otherwise than it has.
+        # Hooks do not run in a recomputation, so a pair could run in another order than before.
         self._paired = self._usual if kept_at else in_pairs(self._steps, wanted)
         self._plan: Sequence[Step | Pair | Segment] = self._usual
 
     def lay_out(self, memory_format: torch.memory_format) -> None:
-        """Have images and the weights of convolutions lie in memory so from now on.
+        """Set the memory format of images and convolution weights.
 
-        Only where channels lie together is a pooling of numbers of either sign as fast as one of
-        positive parts: else it goes by branches that are hard to foresee.
+        Only in channels_last is max pooling over values of either sign as fast as over ReLU
+        outputs. In other formats it runs branches that the CPU predicts badly.
         """
         self.memory_format = memory_format
         self._plan = self._paired if memory_format is torch.channels_last else self._usual
@@ -100,11 +100,11 @@ class Network(nn.Module):
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The layers by name, in order; layers that are shared have one module."""
+        """The layers by name, in order; shared layers have one module."""
         return {step.name: step.module for step in self._steps}
 
     def train(self, mode: bool = True) -> "Network":
-        """Switch between training and evaluation; a layer may be named ``training``."""
+        """Switch between training and evaluation; works even if a layer is named ``training``."""
         self.__dict__["training"] = mode
         for module in self._modules.values():
             if module is not None:
@@ -112,7 +112,7 @@ class Network(nn.Module):
         return self
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute every layer in order; what no later layer reads is let go at once."""
+        """Compute every layer in order, and free each value after its last reader."""
         if self.memory_format is not torch.contiguous_format:
             batch = {name: self._laid_out(item) for name, item in batch.items()}
         if self.low_precision is None:
@@ -141,7 +141,7 @@ def _construct(layer: Layer, pointer: str) -> nn.Module:
 
 
 def _last_reads(layers: Sequence[Layer], wanted: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """For each position the layers whose output nobody reads after it."""
+    """Return, for each position, the layers whose output no later layer reads."""
     last = {layer.name: position for position, layer in enumerate(layers)}
     for position, layer in enumerate(layers):
         for source in layer.reads:
@@ -156,6 +156,6 @@ def _last_reads(layers: Sequence[Layer], wanted: Sequence[str]) -> dict[int, tup
 
 
 def parameter_counts(module: nn.Module) -> tuple[int, bool]:
-    """How many numbers a layer learns, and whether any of them is trainable."""
+    """Return the number of parameters of a layer, and whether any is trainable."""
     found = list(module.parameters())
     return sum(item.numel() for item in found), any(item.requires_grad for item in found)

@@ -1,7 +1,7 @@
-"""Layers that go over the steps of a row, and know where each row ends.
+"""Layers that process the steps of a row and use row lengths to ignore padding.
 
-A batch of sequences is padded to its longest row. These layers are told the lengths, and give what
-each row would give alone. Knows torch; knows nothing of graphs or data.
+A batch of sequences is padded to its longest row. These layers get the lengths and output what each
+row would output alone. Depends on torch, not on graphs or data.
 
 Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S = the steps of all
 rows together.
@@ -21,18 +21,18 @@ PoolMode = Literal["sum", "average", "max", "sqrt_n", "first", "last"]
 
 
 class Recurrent(TakesLengths, nn.Module):
-    """Packs what a recurrent layer takes, and pads what it puts out with zeros."""
+    """Packs a recurrent layer's input by length, and pads its output with zeros."""
 
     batch_first: bool
     carries = False
-    """Whether it begins where the batch before has ended."""
+    """Whether a batch starts with the final state of the previous batch."""
     hidden_state: tuple[Tensor, ...] | None = None
     """That state, [layers, rows, width]; None: zeros."""
     meta_steps = 1
-    """On the meta device, about how many steps are run one after the other."""
+    """On the meta device, about how many steps are run one after another."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
-        """Run torch's layer; a row's steps behind its end are never seen."""
+        """Run torch's layer; steps past the end of a row have no effect."""
         if _has_no_float16(input) and isinstance(self, nn.LSTM):
             with torch.autocast("cpu", enabled=False):
                 return self._carry(input.float(), hx)
@@ -68,10 +68,11 @@ class Recurrent(TakesLengths, nn.Module):
         return self._without_empty(output, state, hx, self.lengths.of_rows == 0)
 
     def _without_data(self, run: Any, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
-        """Sizes, products and memory of all steps from a few: most of them as rows of their own.
+        """Run the layer on the meta device in a few steps: the others become additional rows.
 
-        Each step that is run takes a plan some milliseconds, and rows may have thousands. What a
-        step holds only for a moment is held for all that run beside it.
+        Shapes, operations and memory are those of all steps. Each sequential step takes some
+        milliseconds to plan, and rows may have thousands. Temporary memory of a step is counted for
+        all steps that run in parallel.
         """
         time = 1 if self.batch_first else 0
         num_rows, num_steps = input.shape[1 - time], input.shape[time]
@@ -91,7 +92,7 @@ class Recurrent(TakesLengths, nn.Module):
         return output, state[:, :num_rows].contiguous()
 
     def _without_empty(self, output: Tensor, state: Any, before: Any, empty_B: Tensor) -> Any:
-        """A row without a step puts out zeros, and its state stays as it was."""
+        """Set the output of rows without steps to zeros, and keep their previous state."""
         rows = empty_B[:, None, None] if self.batch_first else empty_B[None, :, None]
         output = output.masked_fill(rows, 0.0)
         states = state if isinstance(state, tuple) else (state,)
@@ -104,21 +105,21 @@ class Recurrent(TakesLengths, nn.Module):
 
 
 def _turns(num_steps: int, about: int) -> int:
-    """Into how many turns steps are divided: half to all of ``about``, so that few are empty."""
+    """Return how many steps to run in sequence: half to all of ``about``, with least padding."""
     if num_steps <= about:
         return max(num_steps, 1)
     return min(range((about + 1) // 2, about + 1), key=lambda turns: -num_steps % turns)
 
 
 def _has_no_float16(item: Any) -> bool:
-    """Whether an LSTM here is to be one of float16, which oneDNN has not on a CPU."""
+    """Whether an LSTM would run in float16 on the CPU, which oneDNN does not support."""
     if not isinstance(item, Tensor) or item.device.type != "cpu":
         return False
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
 
 
 def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:
-    """The state of the first rows: the last batch of an epoch may have fewer."""
+    """Return the state of the first rows: the last batch of an epoch may have fewer."""
     known = states[0].shape[1]
     if num_rows > known:
         raise ValueError(f"a batch of {num_rows} rows cannot go on from one of {known}")
@@ -139,9 +140,9 @@ class _GRU(Recurrent, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverri
 
 
 class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
-    """An EmbeddingBag whose bags are the rows of a padded batch, without what they are padded with.
+    """An EmbeddingBag whose bags are the rows of a padded batch, without the padding.
 
-    Takes the ids, and their weights as a second input.
+    Takes the ids, and optionally their weights as a second input.
     """
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -150,7 +151,7 @@ class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Put each row's embeddings into one, as torch does; ``input`` is [B, T] or torch's own."""
+        """Reduce each row's embeddings to one, as torch does; ``input``: [B, T] or torch's own."""
         if input.dim() == 2 and per_sample_weights is None:
             offsets, per_sample_weights = None, offsets
         if self.lengths is None:
@@ -168,7 +169,7 @@ class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
 
     @staticmethod
     def _places(num_steps: int, lengths: Lengths) -> tuple[Tensor, Tensor]:
-        """Where, in the flat batch, the steps that count are; and where each row begins in that."""
+        """Return the indices of unpadded steps in the flat batch, and the offset of each row."""
         lengths_B = lengths.of_rows
         total = int(lengths.on_host.sum())
         rows_B = torch.arange(len(lengths_B), device=lengths_B.device) * num_steps
@@ -178,9 +179,9 @@ class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
 
 
 class SequencePool(TakesLengths, nn.Module):
-    """Steps to one value per row: sum, average, max, sum over root of number, first or last.
+    """Reduces steps to one value per row: sum, average, max, sum / sqrt(count), first or last.
 
-    A row without a step gives zeros.
+    A row without steps outputs zeros.
     """
 
     def __init__(self, mode: PoolMode) -> None:
@@ -215,15 +216,15 @@ class SequencePool(TakesLengths, nn.Module):
         return total / count.sqrt() if self.mode == "sqrt_n" else total
 
     def extra_repr(self) -> str:
-        """The mode, for error messages."""
+        """Return the mode, for error messages."""
         return self.mode
 
 
 class MaskPadding(TakesLengths, nn.Module):
-    """Steps behind the end of their row as zeros, as a convolution sees what it pads itself."""
+    """Sets steps past the end of their row to zero, like the padding of a convolution."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Fill; axis 1 are the steps."""
+        """Mask the padding; axis 1 is the steps."""
         if self.lengths is None:
             return x_BTD
         behind_BT = is_padding(self.lengths.of_rows, x_BTD.shape[1])
@@ -231,14 +232,14 @@ class MaskPadding(TakesLengths, nn.Module):
 
 
 class SequenceSoftmax(TakesLengths, nn.Module):
-    """Values that sum to 1 over the steps of a row; zeros behind its end."""
+    """Values that sum to 1 over the steps of a row; zeros past its end."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Softmax over axis 1, for each row and feature."""
+        """Compute the softmax over axis 1, for each row and feature."""
         if self.lengths is None:
             return x_BTD.softmax(dim=1)
         behind = _as_wide(is_padding(self.lengths.of_rows, x_BTD.shape[1]), x_BTD)
-        lowest = torch.finfo(x_BTD.dtype).min  # not -inf: a row without a step would be NaN
+        lowest = torch.finfo(x_BTD.dtype).min  # not -inf: a row without steps would be NaN
         return x_BTD.masked_fill(behind, lowest).softmax(dim=1).masked_fill(behind, 0.0)
 
 
@@ -247,12 +248,12 @@ def _as_wide(item_BT: Tensor, x_BTD: Tensor) -> Tensor:
 
 
 class TrainableParameter(nn.Module):
-    """A tensor of its own, whatever it reads: for what a module's code has beside its layers."""
+    """A tensor that does not depend on its input: for module parameters outside of layers."""
 
     def __init__(
         self, shape: list[int], kind: Literal["float32", "int64", "bool"] = "float32"
     ) -> None:
-        """Begins with zeros; ``init`` says otherwise. Only one of float32 is trained."""
+        """Starts as zeros unless ``init`` is set. Only a float32 tensor is trained."""
         super().__init__()
         if min(shape, default=1) < 0:
             raise ValueError("shape must be sizes from 0 on")
@@ -263,12 +264,12 @@ class TrainableParameter(nn.Module):
             self.register_buffer("weight", zeros)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tensor; what is read says only where it stands in the graph."""
+        """Return the tensor. The input only determines its place in the graph."""
         del x
         return self.weight
 
     def extra_repr(self) -> str:
-        """The shape, for error messages."""
+        """Return the shape, for error messages."""
         return f"shape={list(self.weight.shape)}"
 
 
@@ -290,5 +291,5 @@ AWARE: dict[str, type[Any]] = {
     "EmbeddingBag": _EmbeddingBag,
     **{name: cls for name, cls in OURS.items() if issubclass(cls, TakesLengths)},
 }
-"""Layers that can be told lengths; torch's own are built in place of its classes, with the same
-arguments and parameters."""
+"""Layers that can use lengths. Those named as in torch are built in place of torch's classes, with
+the same arguments and parameters."""

@@ -1,8 +1,8 @@
-"""Which layer goes by which lengths, found by tracing a graph with rows of two lengths.
+"""Find which lengths each layer uses, by tracing a graph with rows of two lengths.
 
-Where an axis of a layer's input grows with the rows of a field, it is the steps of that field's
-rows. What fits one length only would fail at the first batch whose longest row is another, and is
-refused here. Knows graphs and shapes; knows nothing of data.
+An axis of a layer's input that grows with the rows of a field is the steps of that field's rows. A
+network that fits only one length would fail at the first batch whose longest row differs, so it is
+refused here. Depends on graphs and shapes, not on data.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _RECURRENT = {name for name, cls in AWARE.items() if issubclass(cls, nn.RNNBase)
 def assign_lengths(
     traced: Trace, fields: Mapping[str, FieldShape], batch_size: int, findings: Findings
 ) -> Trace:
-    """The trace with the lengths of each layer that takes some filled in; notes what cannot be.
+    """Fill in the lengths of each layer that uses some, and report those that do not fit.
 
     Raises:
         SpecProblems: the network fits rows of one length only.
@@ -50,11 +50,11 @@ class Steps(NamedTuple):
 
     axes: list[int]
     field: str | None
-    """The sequence field whose steps axis 1 is; None where it is not axis 1 alone."""
+    """The sequence field that axis 1 runs over; None unless axis 1 is the only such axis."""
 
 
 def stepwise(traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -> dict[str, str]:
-    """The sequence field of each value whose axis 1 is the steps of its rows, by the value's name.
+    """Return by name the values whose axis 1 is the steps of a sequence field, with the field.
 
     Raises:
         SpecProblems: the network fits rows of one length only.
@@ -66,7 +66,7 @@ def stepwise(traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -
 def steps_of(
     traced: Trace, fields: Mapping[str, FieldShape], batch_size: int, names: Sequence[str]
 ) -> dict[str, Steps]:
-    """Of some values, those with axes that grow with the rows of a sequence field.
+    """Return those of the named values with axes that grow with the rows of a sequence field.
 
     Raises:
         SpecProblems: the network fits rows of one length only.
@@ -85,7 +85,7 @@ def steps_of(
 
 
 def _growth(fields: Mapping[str, FieldShape]) -> dict[str, int]:
-    """How many steps longer each sequence is in the second trace: a number of its own."""
+    """Return how many steps longer each sequence is in the second trace: unique per field."""
     names = [name for name, shape in fields.items() if shape.is_sequence]
     return {name: 1 + 64 * number for number, name in enumerate(names)}
 
@@ -108,9 +108,9 @@ def _trace_longer(
 
 
 def _shrink(fields: Mapping[str, FieldShape], growth: dict[str, int]) -> bool:
-    """Make it fewer steps instead of more; whether the rows have so many.
+    """Make sequences shorter instead of longer; return False if the rows are too short for it.
 
-    For a network that takes no longer rows than there are, and shorter ones well.
+    This is for a network that accepts shorter rows but no longer ones.
     """
     fewer = {name: -(2**number) for number, name in enumerate(growth)}
     if any(fields[name].shape[0] + less < 1 for name, less in fewer.items()):
@@ -159,7 +159,7 @@ def _check_asked(
 
 
 class _Axes:
-    """What a layer takes in both traces."""
+    """A layer's input in both traces."""
 
     def __init__(self, item: TracedLayer, traced: Trace, longer: Trace) -> None:
         counted = AWARE[item.layer.type].counted_input
@@ -167,7 +167,7 @@ class _Axes:
         self.before, self.after = traced.values[name], longer.values[name]
         is_first = item.layer.type in _RECURRENT and not item.layer.args.get("batch_first")
         self.steps = 0 if is_first else 1
-        """The axis that the layer takes for the steps."""
+        """The axis that the layer treats as the steps."""
 
 
 def _assign(
@@ -196,7 +196,7 @@ def _assign(
 
 
 def _grown(before: Tensor, after: Tensor) -> list[int]:
-    """The axes that are longer, or shorter, in the second trace."""
+    """Return the axes whose length differs in the second trace."""
     both = zip(before.shape, after.shape, strict=True)
     return [axis for axis, (old, new) in enumerate(both) if old != new]
 
@@ -207,7 +207,7 @@ def _field_of(
     axis: int,
     known: tuple[Mapping[str, FieldShape], Mapping[str, int]],
 ) -> str | None:
-    """The field whose steps an axis is: equally many of them in both traces."""
+    """Return the field whose steps an axis runs over: equal lengths in both traces."""
     fields, growth = known
     if axis >= before.dim():
         return None

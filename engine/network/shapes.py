@@ -1,7 +1,7 @@
-"""Shapes: runs a graph on torch's meta device, layer by layer, and fills in what follows from it.
+"""Trace a graph on torch's meta device, layer by layer, and fill in inferred sizes.
 
-Nothing is computed and nothing allocated; every error names the layer, its pointer and both shapes.
-Knows torch and graphs; knows nothing of data or jobs.
+Nothing is computed or allocated. Every error names the layer, its pointer and both shapes. Depends
+on torch and graphs, not on data or jobs.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ _TINY_BATCH = 2
 
 @dataclass(frozen=True)
 class FieldShape:
-    """What a data field gives the network."""
+    """What the network gets from a data field."""
 
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
     dtype: torch.dtype
     dim: int | None = None
-    """Of an integer field: its values are below this."""
+    """For an integer field: its values are below this."""
     is_sequence: bool = False
-    """The first axis of a row is its steps, at most so many; rows differ in them."""
+    """Whether the first axis of a row is its steps. The number is the max; it differs by row."""
     padding_value: int = 0
-    """What stands behind the end of a row of integers."""
+    """The value after the end of a row of integers."""
     has_values: bool = False
-    """Places of a sparse vector, which have values beside them."""
+    """Whether the field is the indices of a sparse vector that come with values."""
     is_sparse: bool = False
-    """Places of a sparse vector, for which only an EmbeddingBag has a use."""
+    """Whether the field is the indices of a sparse vector, which only an EmbeddingBag can use."""
 
     def tensors(self, name: str, num_rows: int) -> dict[str, Tensor]:
-        """A batch that has the shape and no data: the field, and the lengths of a sequence."""
+        """Return a batch without data on the meta device: the field, lengths and values."""
         made = torch.empty((num_rows, *self.shape), dtype=self.dtype, device="meta")
         if not self.is_sequence:
             return {name: made}
@@ -72,17 +72,17 @@ class TracedLayer:
     """Its leaves, on the meta device."""
     num_flops: int
     record: LayerCall
-    """What its call took and gave, and that of the modules inside it."""
+    """The inputs and outputs of its call and of the modules inside it."""
     is_followed: bool = True
-    """Whether what is inside it was seen; else it was tried on a tiny batch."""
+    """Whether the modules inside it were traced; if not, it was tried on a tiny batch."""
 
     @property
     def owner(self) -> str:
-        """The layer whose name its module and parameters have."""
+        """The layer that its module and parameters are named after."""
         return self.layer.shared_with or self.layer.name
 
     def describe(self) -> dict[str, Any]:
-        """The layer's row of a plan."""
+        """Return the layer's row of a plan."""
         shapes = {name: list(item.shape[1:]) for name, item in self.outputs.items()}
         num_parameters, trainable = parameter_counts(self.module)
         prefix = self.layer.name
@@ -119,11 +119,11 @@ class Trace:
 
     layers: list[TracedLayer] = field(default_factory=list[TracedLayer])
     values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Every field and every leaf; the bare name of a layer with several is its first."""
+    """Every field and leaf. The bare name of a layer with several leaves is its first."""
     outputs: tuple[str, ...] = ()
 
     def graph(self) -> Graph:
-        """The graph with inputs, outputs and sizes filled in."""
+        """Return the graph with inputs, outputs and sizes filled in."""
         return Graph(layers=tuple(item.layer for item in self.layers), outputs=self.outputs)
 
     @property
@@ -132,13 +132,13 @@ class Trace:
         return sum(item.num_flops for item in self.layers)
 
     def output_leaves(self) -> dict[str, Tensor]:
-        """Every layer output by the name under which it is watched."""
+        """Return every layer output by the name under which it is watched."""
         return {name: item for traced in self.layers for name, item in traced.outputs.items()}
 
     def network(self) -> nn.ModuleDict:
-        """The layers' modules on the meta device, by name; one that is shared only once."""
+        """Return the layers' modules on the meta device, by name; a shared one only once."""
         found = nn.ModuleDict()
-        # Past its own methods, which refuse names that a user may well choose.
+        # Not with its own methods, which refuse names that a user may choose.
         found._modules.update({item.owner: item.module for item in self.layers})  # pyright: ignore[reportPrivateUsage]
         return found
 
@@ -230,11 +230,11 @@ class _LayerTrace:
         self.values = result.values
         owner = self.layer.shared_with
         self.first = next((item for item in result.layers if owner and item.owner == owner), None)
-        """The layer that this one is once more."""
+        """The layer whose module this one shares."""
         self.findings = findings
 
     def run(self) -> TracedLayer:
-        """Trace the layer; the result holds it with inputs and sizes filled in."""
+        """Trace the layer; the result contains it with inputs and sizes filled in."""
         inputs = self._inputs()
         known = layer_parameters(self.layer.type, self.pointer)
         given = dict(self.first.layer.args) if self.first else self._sized(known, inputs)
@@ -277,9 +277,9 @@ class _LayerTrace:
         return [self.values[name] for name in self.names]
 
     def _sized(self, known: Mapping[str, Parameter], inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """The layer's arguments with the sizes that follow from its inputs."""
+        """Return the layer's arguments with the sizes that follow from its inputs."""
         given = dict(self.layer.args)
-        if not given.keys() <= known.keys():  # a misspelled argument is not a missing one
+        if not given.keys() <= known.keys():  # report a misspelled argument as such, not as missing
             arguments.check(dict(known), given, f"{self.pointer}/args", self.layer.type)
         for name in arguments.missing(dict(known), given):
             size = inferred_size(name, inputs, [self.fields.get(item) for item in self.names])
@@ -356,7 +356,7 @@ def _meta_builder(layer_type: str) -> Any:
 
 
 def _trial(layer_type: str, args: dict[str, Any], inputs: Sequence[Tensor]) -> Any:
-    """Run a layer without a meta kernel on one tiny batch, and give its shapes back on meta."""
+    """Run a layer without a meta kernel on a tiny batch; return its output shapes on meta."""
     num_rows = inputs[0].shape[0] if inputs[0].dim() else 1
     small = [tiny(item) for item in inputs]
     module = _meta_builder(layer_type)(**args)
@@ -372,7 +372,7 @@ def _trial(layer_type: str, args: dict[str, Any], inputs: Sequence[Tensor]) -> A
 
 
 def tiny(item: Tensor) -> Tensor:
-    """Two rows of a meta tensor with real numbers in them."""
+    """Return two rows of zeros with the shape of a meta tensor."""
     shape = (min(_TINY_BATCH, item.shape[0]), *item.shape[1:]) if item.dim() else ()
     if torch.Size(shape).numel() > _TINY_ELEMENTS:
         raise _NoTrial
@@ -393,7 +393,7 @@ def _grown(output: Any, num_rows: int) -> Any:
 
 
 def _depending(output: Any, source: Tensor) -> Any:
-    """The same tensors, made from what the layer took: the graph of gradients goes on there."""
+    """Return tensors that depend on the layer's inputs, so that gradients flow through them."""
     if isinstance(output, Tensor):
         return output.detach() + source.to(output.dtype) if output.requires_grad else output
     if isinstance(output, (tuple, list)):
@@ -409,7 +409,7 @@ def _first(cause: BaseException) -> str:
     return (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
 
 
-# --- what follows from the input's shape -----------------------------------------------------
+# --- sizes that follow from the input's shape ------------------------------------------------
 
 _LAST, _SECOND, _SECOND_INPUT = -1, 1, "second input"
 INFERRED: dict[str, Any] = {
@@ -425,13 +425,13 @@ INFERRED: dict[str, Any] = {
     "d_model": _LAST,
     "num_embeddings": "dim",
 }
-"""Arguments that may be left out, and where in the input's shape they are found."""
+"""Arguments that may be unset, and where in the input's shape their value is."""
 
 
 def inferred_size(
     name: str, inputs: Sequence[Tensor], fields: Sequence[FieldShape | None]
 ) -> int | list[int] | None:
-    """The size an argument must have, or None where the input does not say."""
+    """Return the size that an argument must have; None if the input does not determine it."""
     where = INFERRED.get(name)
     if where is None:
         return None
@@ -446,7 +446,7 @@ def inferred_size(
 
 
 def wanted_shape(module: nn.Module) -> str | None:
-    """The input shape that a layer takes, in words, where it follows from the layer."""
+    """Return the input shape that a layer takes, in words; None if the layer does not define it."""
 
     def size(name: str) -> Any:
         return getattr(module, name, None)

@@ -1,7 +1,7 @@
-"""Two optimizers as one: one of the dense gradients, one of the sparse ones.
+"""Combine two optimizers into one: one for dense gradients, one for sparse ones.
 
-Whoever schedules, saves, watches or withholds an update has one optimizer in hand; its groups are
-the dense one's, then the sparse one's. Knows torch alone.
+Code that schedules, saves, watches or skips an update handles a single optimizer. Its parameter
+groups are the dense one's, then the sparse one's. Depends on torch only.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 SPARSE_TYPES = ("SGD", "Adagrad", "SparseAdam")
-"""What torch has that takes sparse gradients."""
+"""The optimizers of torch that accept sparse gradients."""
 
 
 class DenseAndSparse(Optimizer):
-    """Steps with both; groups of parameters and states are theirs, not copies."""
+    """Steps both optimizers. It shares their parameter groups and states, without copies."""
 
     def __init__(self, dense: Optimizer, sparse: Optimizer) -> None:
         self.dense, self.sparse = dense, sparse
@@ -36,7 +36,7 @@ class DenseAndSparse(Optimizer):
         self.sparse.step()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Hand each its own part."""
+        """Load each optimizer's part."""
         groups = state_dict["param_groups"]
         middle = len(self.dense.param_groups)
         for half, own in ((self.dense, groups[:middle]), (self.sparse, groups[middle:])):
@@ -47,21 +47,21 @@ class DenseAndSparse(Optimizer):
 
 
 def half_of(optimizer: Optimizer, which: str) -> Optimizer:
-    """Of a pair the one that is meant: ``sparse``, or the dense one; alone it is all there is."""
+    """Return the ``sparse`` or the dense optimizer of a pair; a single optimizer as it is."""
     if not isinstance(optimizer, DenseAndSparse):
         return optimizer
     return optimizer.sparse if which == "sparse" else optimizer.dense
 
 
 def type_of(optimizer: Optimizer) -> str:
-    """The name of its class; of a pair both, the dense one's first."""
+    """Return the name of an optimizer's class; of a pair both, the dense one's first."""
     if not isinstance(optimizer, DenseAndSparse):
         return type(optimizer).__name__
     return f"{type_of(optimizer.dense)}+{type_of(optimizer.sparse)}"
 
 
 def rates_of(optimizer: Optimizer) -> dict[str, float]:
-    """The learning rate in force, and the sparse half's, as the metrics call them."""
+    """Return the current learning rates by metric name: ``lr`` and, for a pair, ``lr/sparse``."""
     found = {"lr": float(optimizer.param_groups[0]["lr"])}
     if isinstance(optimizer, DenseAndSparse):
         found["lr/sparse"] = float(optimizer.sparse.param_groups[0]["lr"])
@@ -69,10 +69,10 @@ def rates_of(optimizer: Optimizer) -> dict[str, float]:
 
 
 def join_rows(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
-    """Before a step of SGD with momentum: add up the rows that a sparse gradient has twice.
+    """Add up duplicate rows of sparse gradients before a step of SGD with momentum.
 
-    Else torch's momentum, which is sparse like the gradients, takes on each of their rows beside
-    those that it has, and grows with every step for ever.
+    Otherwise torch's momentum, which is sparse like the gradients, appends all their rows to the
+    ones that it has, and grows with every step.
     """
     for group in optimizer.param_groups:
         for item in group["params"] if group["momentum"] else ():

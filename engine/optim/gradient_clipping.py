@@ -1,7 +1,7 @@
-"""Gradients of parameters made smaller between the backward pass and the update.
+"""Clip the gradients of parameters between the backward pass and the update.
 
-The formulas are torch's (``clip_grad_value_``, ``clip_grad_norm_``); these take sparse gradients
-too, of which only the rows that are there count.
+The formulas are torch's (``clip_grad_value_``, ``clip_grad_norm_``). Sparse gradients are supported
+too; only the rows that they contain count.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ Parameters = list[nn.Parameter]
 
 
 class Clip:
-    """Clips the gradients of a network's parameters in place; a part of its checkpoints."""
+    """Clips the gradients of a network's parameters in place. Saved in checkpoints."""
 
     def __init__(self, spec: GradClip | None, own: Sequence[tuple[GradClip, Parameters]]) -> None:
-        """``own``: what layers say of their parameters; the first is the job's."""
+        """``own``: the clipping of each group of parameters; first ``spec``'s, if it is set."""
         self.spec = spec
-        """The job's ``grad_clip``; its ends may change between two steps."""
+        """The job's ``grad_clip``. Its limits may change between two steps."""
         self._sets = [_Set(*item) for item in own]
         self._num_steps: Tensor | None = None
 
     def __call__(self) -> dict[str, Tensor]:
-        """Clip; gives ``clipped_steps``, and ``grad_norm`` where one norm decided for the job."""
+        """Clip. Return ``clipped_steps``, and ``grad_norm`` if the job clips by global norm."""
         figures: dict[str, Tensor] = {}
         bites: list[Tensor] = []
         for number, item in enumerate(self._sets):
@@ -48,26 +48,26 @@ class Clip:
         return figures
 
     def state(self) -> State:
-        """How often it has made a gradient smaller."""
+        """Return the number of steps in which a gradient was clipped."""
         return {"steps": 0 if self._num_steps is None else int(self._num_steps)}
 
     def restore(self, state: State) -> None:
-        """Count on from there."""
+        """Continue counting from a saved state."""
         self._num_steps = torch.tensor(float(state["steps"]), dtype=torch.float64)
 
 
 class _Set(NamedTuple):
-    """Parameters that are clipped alike."""
+    """Parameters that are clipped with the same spec."""
 
     spec: GradClip
     parameters: Parameters
 
     def clip(self, ends: GradClip) -> tuple[Tensor | None, Tensor | None]:
-        """Clip to these ends.
+        """Clip to the given limits.
 
-        Gives the norm of all together if it was taken, and whether anything was changed.
+        Return the global norm if it was computed, and whether any gradient changed.
 
-        Nothing is told to raise at a norm that is not finite: it is reported, and needs no wait.
+        A norm of NaN or Inf does not raise here: it is reported, which does not block.
         """
         found = [_values(item, item.grad) for item in self.parameters if item.grad is not None]
         gradients = [item for item in found if item.numel()]
@@ -83,7 +83,7 @@ class _Set(NamedTuple):
 
 
 def _values(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """The values of a gradient, in its own memory; each row of a sparse one once."""
+    """Return the values of a gradient, not a copy. The rows of a sparse one are coalesced."""
     if gradient.layout is torch.strided:
         return gradient
     if not gradient.is_coalesced():
@@ -122,7 +122,7 @@ def _all_by_norm(gradients: list[Tensor], most: float) -> tuple[Tensor, Tensor]:
 
 
 def clipping(spec: GradClip | None, graph: Graph, network: nn.Module) -> Clip | None:
-    """What clips the gradients of a network's parameters; None where nothing does."""
+    """Create the clipping of a network's gradients; None if nothing is clipped."""
     rest: Parameters = []
     own: list[tuple[GradClip, Parameters]] = []
     for _, layer, module in owned(graph, network):

@@ -1,9 +1,9 @@
-"""Gradients of float16, scaled up on their way back by torch's GradScaler: small ones would be 0.
+"""Scale float16 gradients with torch's GradScaler, because small ones would underflow to 0.
 
-The loss is multiplied by a scale before the backward pass and the parameters' gradients are divided
-by it behind it, so that everybody sees them as they are. Where they overflow the update is left out
-and the scale becomes smaller; after many steps without that it grows. Waits for the device where
-torch does: for an optimizer that is not fused.
+The loss is multiplied by a scale before the backward pass. The parameters' gradients are divided by
+it afterwards, so all other code sees them unscaled. If they overflow, the update is skipped and the
+scale shrinks; after many steps without overflow it grows. Waits for the device only where torch
+does: for an optimizer that is not fused.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MIN_SCALE = 1e-4
 
 
 class GradScaling:
-    """Scales the losses and makes the updates of one optimizer; a part of its checkpoints."""
+    """Scales the losses and steps one optimizer. Saved in checkpoints."""
 
     def __init__(
         self, spec: GradScaler | None, optimizer: torch.optim.Optimizer, device: torch.device
@@ -39,29 +39,29 @@ class GradScaling:
         self._has_updated = False
         self._has_skipped = torch.zeros((), dtype=torch.bool, device=device)
         self._used: Tensor | None = None
-        """The scale of the update that was made last, or left out."""
+        """The scale of the last update, whether applied or skipped."""
         self._inverse: Tensor | None = None
 
     @property
     def scale(self) -> Tensor:
-        """By how much a loss is multiplied now; waits for nothing."""
+        """The factor that a loss is multiplied by now. Does not wait for the device."""
         found: Tensor = self._scaler.scale(self._one)
         return found
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """The backward pass of a batch; behind the last one of a step gradients are unscaled."""
+        """Run the backward pass of a batch; after the last one of a step, unscale the gradients."""
         self._scaler.scale(loss).backward()
         if is_last:
             self._scaler.unscale_(self._optimizer)
 
     def unscaled(self, gradient: Tensor) -> Tensor:
-        """A gradient by an output as it is without the scale, in float32."""
+        """Return the gradient with respect to an output without the scale, in float32."""
         if self._inverse is None:
             self._inverse = self.scale.double().reciprocal().float()
         return gradient.float() * self._inverse
 
     def step(self) -> None:
-        """Update the parameters, where all gradients are finite; and choose the next scale."""
+        """Update the parameters if all gradients are finite, and compute the next scale."""
         self._used = self.scale
         with contextlib.nullcontext() if self._has_updated else _waiting(self._optimizer):
             self._scaler.step(self._optimizer)
@@ -73,22 +73,22 @@ class GradScaling:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether the newest update was skipped because gradients overflowed. Waits for it."""
+        """Whether the last update was skipped because gradients overflowed. Blocks until known."""
         return bool(self._has_skipped)
 
     def figures(self) -> dict[str, Tensor]:
-        """Of the newest step: its scale, and how many steps have overflowed so far."""
+        """Return the scale of the last step, and how many steps have overflowed so far."""
         used = self.scale if self._used is None else self._used
         return {"loss_scale": used, "overflowed_steps": self._overflowed}
 
     def state(self) -> State:
-        """The scale and what it hangs on. Waits for the device."""
+        """Return the scale and the counters that it depends on. Waits for the device."""
         known = self._scaler.state_dict()
         kept = {"scale": known["scale"], "since": known["_growth_tracker"]}
         return {**kept, "overflowed": int(self._overflowed), "has_updated": self._has_updated}
 
     def restore(self, state: State) -> None:
-        """Go on from there, by the rules of this job."""
+        """Continue from a saved state, with the growth and backoff of this job."""
         saved = {"scale": float(state["scale"]), "_growth_tracker": int(state["since"])}
         self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})
         self._overflowed.fill_(int(state["overflowed"]))
@@ -97,10 +97,10 @@ class GradScaling:
 
 @contextlib.contextmanager
 def _waiting(optimizer: torch.optim.Optimizer) -> Generator[None]:
-    """In here it is not called where gradients overflow, as an optimizer that is not fused.
+    """Treat the optimizer as not fused: GradScaler does not call it if gradients overflow.
 
-    A fused SGD that is told to do nothing at its first step keeps a momentum that it has not
-    computed, and goes on with it: NaN.
+    A fused SGD that skips its first step keeps a momentum buffer that was never computed, and later
+    steps use it: NaN.
     """
     name = "_step_supports_amp_scaling"
     known = vars(optimizer).get(name)

@@ -1,7 +1,7 @@
-"""Learning-rate schedulers by torch's names and arguments, and one at work.
+"""Build learning-rate schedulers from torch's names and arguments, and step them.
 
-torch's own objects do the counting. A scheduler goes on by one unit at a time: after an update,
-after an epoch, or once for each row that was trained on (about 2 µs each).
+torch's own objects do the counting. A scheduler is stepped one unit at a time: after an update,
+after an epoch, or once for each row trained on (about 2 µs each).
 """
 
 import contextlib
@@ -40,19 +40,19 @@ _REFUSED = dict.fromkeys(
 _OF_OTHERS = ("SequentialLR", "ChainedScheduler")
 PLATEAU = "ReduceLROnPlateau"
 _OWN_RATE = ("OneCycleLR", "CyclicLR")
-"""These make the learning rate of their own arguments alone."""
+"""These compute the learning rate from their own arguments alone."""
 _CYCLED = ("lr", "momentum", "betas")
-"""What they set in the optimizer."""
+"""The arguments of the optimizer that they set."""
 _RATES = ("max_lr", "base_lr", "swa_lr")
-"""Arguments that are learning rates, and may be one for each group of parameters."""
+"""Arguments that are learning rates. Each may be a list with one for each parameter group."""
 _SMALLEST_BASE = 1e-100
 """A schedule that starts from a smaller rate cannot be scaled: dividing by it overflows."""
 _LENGTH = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
-"""The argument that is the length of the training where it is left out."""
+"""The argument that defaults to the length of the training."""
 
 
 class ParameterGroup(Spec):
-    """A scheduler within one."""
+    """A scheduler within another one."""
 
     type: TorchName
     args: Args = Constraint(default={})
@@ -62,7 +62,7 @@ _MEMBERS = TypeAdapter(Annotated[list[ParameterGroup], Constraint(min_length=1, 
 
 
 class InverseTimeLR(lr_scheduler.LRScheduler):
-    """The rate over (1 + gamma · n)^power after n units: PaddlePaddle's ``poly``."""
+    """Learning rate / (1 + gamma * n)^power after n units: PaddlePaddle's ``poly``."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class InverseTimeLR(lr_scheduler.LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The rate of each group of parameters."""
+        """Return the learning rate of each parameter group."""
         factor = (1 + self.gamma * self.last_epoch) ** -self.power
         return [base * factor for base in self.base_lrs]
 
 
 _AS_IT_IS = contextlib.nullcontext()
-Torch = Any  # an LRScheduler, or ReduceLROnPlateau, which is one with another step()
+Torch = Any  # an LRScheduler, or ReduceLROnPlateau, a subclass whose step() has other arguments
 
 
 @cache
 def scheduler_classes() -> dict[str, type[Any]]:
-    """Every scheduler of torch that JSON can describe, by name."""
+    """Return every scheduler of torch that JSON can describe, by name."""
     found = {name: item for name, item in vars(lr_scheduler).items() if _is_scheduler(item)}
     found |= {"SWALR": swa_utils.SWALR, "InverseTimeLR": InverseTimeLR}
     return {name: found[name] for name in sorted(found) if name not in _REFUSED}
@@ -102,7 +102,7 @@ def _is_scheduler(item: Any) -> bool:
 
 
 def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
-    """What a spec may say of a scheduler; those of others take a list of specs."""
+    """Return the arguments of a scheduler that a spec may set. Nested schedulers are a list."""
     known = arguments.parameters(scheduler_classes()[name])
     left_out = {"optimizer", "last_epoch", "epochs", "steps_per_epoch"}
     found = {key: item for key, item in known.items() if key not in left_out}
@@ -111,14 +111,14 @@ def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
     return found
 
 
-# --- made from a spec ------------------------------------------------------------------------
+# --- building from a spec --------------------------------------------------------------------
 
 
 def resolved(spec: Scheduler, length: int | None) -> Scheduler:
-    """The spec with the lengths that follow from the training's, of so many units; None: unknown.
+    """Return the spec with unset lengths derived from the training's length (None: unknown).
 
     Raises:
-        SpecProblems: it is no scheduler of torch, or a length is left out that is not known.
+        SpecProblems: torch has no such scheduler, or a length is neither set nor known.
     """
     args = _filled(spec.type, dict(spec.args), length, "/scheduler")
     return spec.model_copy(update={"args": args})
@@ -148,20 +148,20 @@ def _filled(name: str, args: dict[str, Any], length: int | None, pointer: str) -
 
 
 def _lengths(name: str, args: Args, count: int, length: int | None) -> list[int | None]:
-    """How long each of several schedulers is at work."""
+    """Return for how many units each of several schedulers is active; None: unknown."""
     milestones: Any = args.get("milestones") or ()
     inner = [item for item in milestones if isinstance(item, int)]
-    if name != "SequentialLR" or len(inner) != count - 1:  # the latter torch refuses itself
+    if name != "SequentialLR" or len(inner) != count - 1:  # torch itself refuses the latter
         return [length] * count
     parts = zip([0, *inner], [*inner, length], strict=True)
     return [None if end is None else end - start for start, end in parts]
 
 
 def _members(args: Mapping[str, Any], pointer: str) -> list[ParameterGroup]:
-    """The schedulers within one.
+    """Return the schedulers nested in one.
 
     Raises:
-        SpecProblems: they are not such a list, or one of them can only be alone.
+        SpecProblems: they are not a valid list, or one of them cannot be combined with others.
     """
     where = f"{pointer}/args/schedulers"
     try:
@@ -195,7 +195,7 @@ def build_scheduler(
     optimizer: torch.optim.Optimizer,
     pointer: str = "/scheduler",
 ) -> Torch:
-    """Make a scheduler of resolved arguments; it sets the optimizer's first learning rate.
+    """Create a scheduler from resolved arguments. It sets the optimizer's initial learning rate.
 
     Raises:
         SpecProblems: torch has no such scheduler, or it refuses its arguments or the optimizer.
@@ -221,7 +221,7 @@ def build_scheduler(
         return cls(optimizer, inner, **some) if name == "SequentialLR" else cls(inner, **some)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, of how its own classes call each other
+        warnings.simplefilter("ignore")  # torch warns about how its own classes call each other
         try:
             return make(**converted)
         except (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError) as cause:
@@ -230,7 +230,7 @@ def build_scheduler(
 
 
 def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, list[float]]:
-    """Learning rates among a scheduler's arguments: those of each group, where groups differ."""
+    """Return a scheduler's learning-rate arguments for each group, if groups differ in scale."""
     if len(scales) == 1:
         return {}
     found = {name: args[name] for name in _RATES if isinstance(args.get(name), (int, float))}
@@ -238,24 +238,24 @@ def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, li
 
 
 def _listed(value: Any) -> Any:
-    """Schedulers of torch look for lists where its other classes look for tuples."""
+    """Convert tuples to lists: torch's schedulers expect lists where other classes take tuples."""
     return [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
 
 
 def check_scheduler(
     spec: Scheduler, optimizer: Optimizer, length: int | None, findings: Findings
 ) -> Scheduler:
-    """The scheduler of a training of so many units, tried on a tiny optimizer.
+    """Resolve a scheduler for a training of ``length`` units, and try it on a tiny optimizer.
 
     Raises:
-        SpecProblems: it cannot be made.
+        SpecProblems: it cannot be created.
     """
     whole = resolved(spec, length)
     tiny = build_optimizer(optimizer, [nn.Parameter(torch.ones(2, 2))])
     if optimizer.sparse is not None:
         of_sparse = build_optimizer(optimizer.of_sparse, [nn.Parameter(torch.ones(2, 2))])
         tiny = DenseAndSparse(tiny, of_sparse)
-    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - torch has none such
+    if "lr" not in tiny.param_groups[0]:  # pragma: no cover - all of torch's have one
         raise one("/scheduler", f"{optimizer.type} has no learning rate", "unsupported")
     made = build_scheduler(whole.type, whole.args, tiny)
     _try_steps(made, whole)
@@ -267,7 +267,7 @@ def check_scheduler(
 
 
 def _try_steps(made: Torch, spec: Scheduler) -> None:
-    """Go on a little: some arguments are looked at only then."""
+    """Step twice: some arguments are checked only then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -278,14 +278,14 @@ def _try_steps(made: Torch, spec: Scheduler) -> None:
             raise one("/scheduler/args", detail[:500], "args") from cause
 
 
-# --- at work ---------------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------
 
 
 class LearningRate:
-    """The learning rate of an optimizer, as a scheduler moves it.
+    """The learning rate of an optimizer under a scheduler.
 
-    torch's scheduler always computes the rates of the spec. A rate that was set while the job runs
-    scales all of them, and only after the scheduler has stepped: setting 0 loses nothing.
+    torch's scheduler always computes the rates of the spec. A rate set while the job runs scales
+    all of them, and only after the scheduler has stepped, so setting 0 loses nothing.
     """
 
     def __init__(self, spec: Scheduler, optimizer: torch.optim.Optimizer) -> None:
@@ -294,18 +294,18 @@ class LearningRate:
         self._scheduler = build_scheduler(spec.type, spec.args, optimizer)
         self._counts: dict[str, int] = dict.fromkeys(("steps", "epochs", "samples"), 0)
         self._scaled: dict[int, tuple[float, float]] = {}
-        """By the number of the parameter group: the schedule's base, and the one set instead."""
+        """By index of the parameter group: the schedule's base rate, and the rate set instead."""
         self._rates: list[float] = []
-        """The schedule's own rate of each group, where any group is scaled."""
+        """The schedule's own rate of each group, if any group is scaled."""
         total = spec.args.get("total_steps") if spec.type == "OneCycleLR" else None
         self._last = total - 1 if isinstance(total, int) else None
-        # torch's own classes call each other in ways that it warns of, and warns of schedules that
-        # go on before the optimizer does, as after a restore
+        # torch warns about how its own classes call each other, and about schedulers that step
+        # before the optimizer does, as after a restore
         warnings.filterwarnings("ignore", category=UserWarning, module=lr_scheduler.__name__)
         vars(optimizer)["_opt_called"] = True
 
     def count(self, num_rows: int, *, ends_epoch: bool, num_updates: int = 1) -> None:
-        """A step was made, with so many rows; ``num_updates`` is 0 where it was skipped."""
+        """Count a step of ``num_rows`` rows; ``num_updates`` is 0 if its update was skipped."""
         samples = num_rows * num_updates
         past = {"steps": num_updates, "epochs": int(ends_epoch), "samples": samples}
         for unit, units in past.items():
@@ -315,15 +315,15 @@ class LearningRate:
                 self._go_on(past[self._spec.unit])
 
     def judge(self, figures: Mapping[str, float]) -> None:
-        """An evaluation was made."""
+        """Pass an evaluation's metrics to a scheduler that reacts to one."""
         if self._spec.metric is not None:
             with self._unscaled() if self._scaled else _AS_IT_IS:
                 self._scheduler.step(figures[self._spec.metric])
 
     def base(self, half: torch.optim.Optimizer) -> float:
-        """The rate that the schedule starts from; of one that reacts to a metric, that in force.
+        """Return the base rate of the schedule; the current rate if it reacts to a metric.
 
-        ``half``: the optimizer, or of a pair the one that is meant.
+        ``half``: the optimizer, or the dense or sparse one of a pair.
         """
         scaled = self._scaled.get(self._places(half)[0])
         if scaled is None or self._spec.metric is not None:
@@ -331,9 +331,9 @@ class LearningRate:
         return scaled[1]
 
     def rebase(self, lr: float, half: torch.optim.Optimizer) -> None:
-        """Continue as if the schedule had started from another rate: all of it is scaled.
+        """Continue as if the schedule had started from another rate: all its rates are scaled.
 
-        ``half``: the optimizer, or of a pair the one that is meant.
+        ``half``: the optimizer, or the dense or sparse one of a pair.
         """
         with self._unscaled():
             base = base_of(half)
@@ -346,15 +346,15 @@ class LearningRate:
                 self._start_from(lr, half)
 
     def _places(self, half: torch.optim.Optimizer) -> list[int]:
-        """The numbers of its parameter groups."""
+        """Return the indices of an optimizer's parameter groups."""
         meant = {id(group) for group in half.param_groups}
         groups = enumerate(self._optimizer.param_groups)
         return [number for number, group in groups if id(group) in meant]
 
     def _start_from(self, lr: float, half: torch.optim.Optimizer) -> None:
-        """Run the schedule again from another rate; for one that no factor can scale."""
+        """Rerun the schedule from another rate; for base rates that cannot be scaled."""
         set_arguments(half, {"lr": lr})
-        if self._spec.metric is not None:  # a rate of 0 was never reduced
+        if self._spec.metric is not None:  # the scheduler has never reduced a rate of 0
             return
         meant = self._places(half)
         for number, group in enumerate(self._optimizer.param_groups):
@@ -365,7 +365,7 @@ class LearningRate:
 
     @contextlib.contextmanager
     def _unscaled(self) -> Generator[None]:
-        """In here the groups have the schedule's own rates; the rates in force follow from them."""
+        """Give the groups the schedule's own rates in this context; scale them again on exit."""
         groups = self._optimizer.param_groups
         for group, rate in zip(groups, self._rates, strict=False):
             group["lr"] = rate
@@ -376,14 +376,14 @@ class LearningRate:
 
     def _go_on(self, units: int) -> None:
         done = self._counts[self._spec.unit]
-        if self._last is not None:  # what training made longer while it runs keeps the last rate
+        if self._last is not None:  # when a running job is extended, the last rate stays
             units = min(units, max(0, self._last - (done - units)))
         for _ in range(units):
             self._scheduler.step()
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Generator[None]:
-        """If what is done in here raises, the schedule is what it was; the groups are not."""
+        """Restore the schedule if this context raises; the parameter groups are not restored."""
         before = dict(vars(self))
         try:
             yield
@@ -392,17 +392,17 @@ class LearningRate:
             raise
 
     def state(self) -> State:
-        """How far it has come; what is a function of the spec alone is left out."""
+        """Return the counters of the schedule, without what follows from the spec alone."""
         inner = [_numbers(vars(item)) for item in _all_of(self._scheduler)]
         found = {"type": self._spec.type, "counts": dict(self._counts), "schedulers": inner}
         scaled = {str(number): list(both) for number, both in self._scaled.items()}
         return found | {"scaled": scaled, "rates": list(self._rates)}
 
     def restore(self, state: State) -> None:
-        """Go on from there; with ``counts`` alone as though this had been the schedule so far.
+        """Continue from a saved state; ``counts`` alone: as if this schedule had run so far.
 
         Raises:
-            CheckpointMismatch: it was another scheduler.
+            CheckpointMismatch: the state belongs to another type of scheduler.
         """
         counts = {unit: int(state["counts"][unit]) for unit in self._counts}
         self._counts = counts
@@ -421,29 +421,29 @@ class LearningRate:
 
 
 def base_of(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate that an optimizer's schedule started from."""
+    """Return the learning rate that an optimizer's schedule started from."""
     group = optimizer.param_groups[0]
     return float(group.get("initial_lr", group["lr"]))
 
 
 def cycled(spec: Scheduler | None) -> tuple[str, ...]:
-    """The arguments of the optimizer that a schedule sets by itself, whatever they were."""
+    """Return the arguments of the optimizer that a schedule overwrites."""
     return _CYCLED if spec is not None and spec.type in _OWN_RATE else ()
 
 
 def learning_rate(spec: Scheduler | None, optimizer: torch.optim.Optimizer) -> LearningRate | None:
-    """What moves an optimizer's learning rate; None where nothing does."""
+    """Create the learning-rate schedule of an optimizer; None if there is no scheduler."""
     return None if spec is None else LearningRate(spec, optimizer)
 
 
 def _all_of(scheduler: Torch) -> list[Torch]:
-    """A scheduler and those within it, in a fixed order."""
+    """Return a scheduler and those nested in it, in a fixed order."""
     inner: Sequence[Torch] = getattr(scheduler, "_schedulers", ())
     return [scheduler, *(found for item in inner for found in _all_of(item))]
 
 
 def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheduler counts in: its numbers, and its lists of numbers."""
+    """Return a scheduler's counters: its numbers, and its lists of numbers."""
     found = {name: value for name, value in attributes.items() if _is_counted_in(value)}
     return {name: [*item] if isinstance(item, list) else item for name, item in found.items()}
 

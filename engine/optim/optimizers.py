@@ -1,6 +1,6 @@
-"""Optimizers by torch's names and arguments, checked before anything runs.
+"""Build optimizers from torch's names and arguments, checked before anything runs.
 
-Knows torch; knows nothing of data or jobs.
+Depends on torch, not on data or jobs.
 """
 
 import json
@@ -28,7 +28,7 @@ _REFUSED = {
 
 @cache
 def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
-    """Every torch.optim optimizer that takes plain steps, by name."""
+    """Return every optimizer of torch.optim that steps without a closure, by name."""
     return {
         name: cls
         for name, cls in sorted(vars(torch.optim).items())
@@ -40,7 +40,7 @@ def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "/optimizer") -> Any:
-    """Make the optimizer of a spec, of parameters or of groups of them; ``at``: where it stands.
+    """Create a spec's optimizer for parameters or groups of them; ``at``: its JSON pointer.
 
     Raises:
         SpecProblems: torch has no such optimizer, or it refuses its arguments or the parameters.
@@ -62,7 +62,7 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
     learned = list(parameters)
     try:
         return cls(learned, **args)
-    except Exception as cause:  # a short tuple of betas is an IndexError
+    except Exception as cause:  # too short a tuple of betas raises IndexError
 
         def attempt(**some: Any) -> Any:
             return cls(learned, **some)
@@ -72,7 +72,7 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
 
 
 def sparse_parameters(network: nn.Module) -> set[str]:
-    """Parameters whose gradients are sparse, by name."""
+    """Return the names of parameters whose gradients are sparse."""
     return {
         f"{name}.weight"
         for name, module in network.named_modules()
@@ -85,23 +85,23 @@ _PRIMES = (3, 5, 7, 11, 13, 17)
 
 
 class StateTensor(NamedTuple):
-    """One thing that an optimizer keeps of a parameter."""
+    """One entry of an optimizer's state for a parameter."""
 
     num_bytes: int
     layout: tuple[tuple[int, ...], int] | None
-    """Its shape and the bytes of one item; None: not known ahead of time."""
+    """Its shape and the bytes per element; None: not known in advance."""
 
 
 States = dict[str, dict[str, StateTensor]]
-"""What an optimizer keeps of each parameter, by name."""
+"""The optimizer state of each parameter, by name."""
 
 
 def try_optimizer(
     optimizer: Optimizer, network: nn.Module, decays: Mapping[str, float] = _NO_DECAYS
 ) -> States:
-    """Make one step with parameters like the network's; returns what it keeps of them.
+    """Step once with parameters like the network's; return the optimizer state of each.
 
-    ``decays``: the weight decay of parameters that have one of their own.
+    ``decays``: the weight decay of parameters whose layers set their own.
 
     Raises:
         SpecProblems: the optimizer cannot step with these parameters and arguments.
@@ -128,10 +128,10 @@ def try_optimizer(
 
 
 def _build_all(optimizer: Optimizer, dense: Sequence[Any], sparse: Sequence[Any]) -> str:
-    """Make what a spec says, and say where what updates the sparse ones stands.
+    """Create the optimizers of a spec; return the JSON pointer of the one for sparse gradients.
 
     Raises:
-        SpecProblems: it cannot be made, or one of two would have nothing to update.
+        SpecProblems: one cannot be created, or one of two would have nothing to update.
     """
     if optimizer.sparse is None:
         build_optimizer(optimizer, [*dense, *sparse])
@@ -154,7 +154,7 @@ def _decayed(optimizer: Optimizer, weight_decay: float | None) -> Optimizer:
 
 
 def num_state_bytes(states: States) -> int:
-    """Of all that an optimizer keeps."""
+    """Return the size of the whole optimizer state in bytes."""
     return sum(item.num_bytes for kept in states.values() for item in kept.values())
 
 
@@ -162,7 +162,7 @@ def num_state_bytes(states: States) -> int:
 def _state_of(
     name: str, args: str, shape: torch.Size, dtype: torch.dtype
 ) -> dict[str, StateTensor]:
-    """What an optimizer keeps of one parameter, found by making one step."""
+    """Return the optimizer state of one parameter, found by stepping once."""
     optimizer = Optimizer(type=name, args=json.loads(args))
     copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
     copy.grad = torch.empty_like(copy)
@@ -171,7 +171,7 @@ def _state_of(
         made.step()
     except MemoryError:
         raise
-    except Exception as cause:  # some read a number of their state: measure on real ones
+    except Exception as cause:  # some read a number of their state: use tiny real parameters
         return _state_like_tiny(optimizer, shape, 0, cause)
     return _kept(made)
 
@@ -179,7 +179,7 @@ def _state_of(
 def _state_like_tiny(
     optimizer: Optimizer, shape: torch.Size, num_sparse: int, cause: Exception | None = None
 ) -> dict[str, StateTensor]:
-    """What is kept of one parameter, from what a tiny one of as many axes needs."""
+    """Return one parameter's optimizer state, derived from a tiny one with as many axes."""
     small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
     num_dense = 1 - num_sparse
     kept = _try_tiny(
@@ -189,7 +189,7 @@ def _state_like_tiny(
 
 
 def _grown(kept: StateTensor, small: Sequence[int], shape: torch.Size) -> StateTensor:
-    """An axis as long as the tiny parameter's is as long as the parameter's; one of 1 stays so."""
+    """Scale axes as long as the tiny parameter's to the parameter's length; keep axes of 1."""
     tried, item_bytes = kept.layout or ((), 0)
     axes = [*zip(tried, small, shape, strict=False)]
     if len(axes) != len(tried) or any(length not in (1, few) for length, few, _ in axes):
@@ -207,7 +207,7 @@ def _try_tiny(
     cause: Exception | None = None,
     at: str = "/optimizer",
 ) -> dict[str, StateTensor]:
-    """One step on tiny parameters; returns what is kept of one of them."""
+    """Step once on tiny parameters; return the optimizer state of one of them."""
     tiny_ones = [nn.Parameter(torch.ones(tuple(shape))) for _ in range(min(num_sparse, 1))]
     for item in tiny_ones:
         item.grad = torch.ones(tuple(shape)).to_sparse(1)
@@ -233,7 +233,7 @@ def _try_tiny(
 
 
 def _kept(made: torch.optim.Optimizer) -> dict[str, StateTensor]:
-    """The tensors and numbers of an optimizer's state, which is of one parameter."""
+    """Return the tensors and numbers in the state of an optimizer of one parameter."""
     found: dict[str, StateTensor] = {}
     for entries in made.state.values():
         for key, item in entries.items():

@@ -1,4 +1,4 @@
-"""Gradients by layers' outputs, clipped on their way back: PaddlePaddle's error clipping."""
+"""Clip gradients with respect to layers' outputs (PaddlePaddle's error clipping)."""
 
 import contextlib
 from collections.abc import Generator
@@ -10,7 +10,7 @@ from glasshouse.spec import Graph, OutputGradClip
 
 
 class OutputClips:
-    """Clips the gradients by the outputs of some layers, and counts how often that bites."""
+    """Clips the gradients with respect to some layers' outputs and counts clipped elements."""
 
     def __init__(self, graph: Graph) -> None:
         self._ranges = {
@@ -21,28 +21,28 @@ class OutputClips:
         self._seen: dict[str, tuple[int, Tensor]] = {}
         self._counts = True
         self.scaling: GradScaling | None = None
-        """What the gradients are scaled by, if they are: so are their limits."""
+        """The scaling of the gradients, if they are scaled. The limits are scaled with it."""
 
     def __contains__(self, layer: str) -> bool:
-        """Whether a layer's is clipped."""
+        """Whether a layer's output gradient is clipped."""
         return layer in self._ranges
 
     def watch(self, layer: str, output: Tensor) -> None:
-        """Have the gradient by an output, which has just been made, clipped once it comes.
+        """Clip the gradient with respect to an output when the backward pass computes it.
 
-        Whoever asked for it before this is called sees it as it comes.
+        Hooks registered on the output before this call see the gradient unclipped.
         """
         if output.requires_grad:
             output.register_hook(lambda gradient: self._clip(layer, gradient))
 
     def take(self) -> dict[str, Tensor]:
-        """For each layer the part of its elements, 0 to 1, that was clipped since the last call."""
+        """Return the fraction of clipped elements of each layer, 0 to 1, since the last call."""
         seen, self._seen = self._seen, {}
         return {f"output_grad_clip/{layer}": bit / count for layer, (count, bit) in seen.items()}
 
     @contextlib.contextmanager
     def uncounted(self) -> Generator[None]:
-        """A pass in here is made once more, and counts for nothing."""
+        """Do not count the backward pass of this context: it repeats an earlier one."""
         self._counts = False
         try:
             yield

@@ -1,6 +1,6 @@
-"""What layers say of their own parameters: first values, learning rate, decay, penalties.
+"""Apply the options that layers set for their own parameters: init, learning rate, decay, L1.
 
-Knows torch and graphs; knows nothing of data or jobs.
+Depends on torch and graphs, not on data or jobs.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,34 +19,34 @@ from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit, PerParameter
 
 _RATES = ("lr_scale", "weight_decay", "l1")
 _SCALE, _OWN = "lr_scale", "own"
-"""What a group of parameters has beside torch's arguments."""
+"""What a group of parameters has in addition to torch's arguments."""
 _DRAWN = ("normal_", "uniform_", "trunc_normal_")
 
 Group = dict[str, Any]
 
 
 class OwnedParameters(NamedTuple):
-    """A layer and the parameters that it has, those of a shared one at the first."""
+    """A layer and its parameters. Shared parameters belong to the first layer that has them."""
 
     position: int
     layer: Layer
     module: nn.Module
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the names that they have in the layer."""
+        """Return the parameters by their names in the layer."""
         return dict(self.module.named_parameters())
 
 
 def owned(graph: Graph, network: nn.Module) -> Iterator[OwnedParameters]:
-    """The layers of a graph with modules of their own."""
-    modules = dict(network.named_children())  # get_submodule trips over a layer named "half"
+    """Yield the layers of a graph that have a module of their own."""
+    modules = dict(network.named_children())  # get_submodule fails for a layer named "half"
     for position, layer in enumerate(graph.layers):
         if layer.shared_with is None:
             yield OwnedParameters(position, layer, modules[layer.name])
 
 
 def number_for(spec: PerParameter | None, name: str) -> float | None:
-    """What an option says of one parameter of its layer; None: nothing."""
+    """Return an option's value for one parameter of its layer; None: not set."""
     if not isinstance(spec, dict):
         return spec
     return next((value for glob, value in spec.items() if fnmatchcase(name, glob)), None)
@@ -56,7 +56,7 @@ def number_for(spec: PerParameter | None, name: str) -> float | None:
 
 
 def make_optimizer(spec: Optimizer, graph: Graph, network: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of a network with all that its layers say."""
+    """Create the optimizer of a network with the options of its layers."""
     sparse = sparse_parameters(network)
     if spec.sparse is None:
         made = of_sparse = _scaled(spec, parameter_groups(graph, network))
@@ -84,10 +84,10 @@ def _scaled(spec: Optimizer, groups: list[nn.Parameter] | list[Group]) -> torch.
 def parameter_groups(
     graph: Graph, network: nn.Module, names: Collection[str] | None = None
 ) -> list[nn.Parameter] | list[Group]:
-    """What an optimizer is made of: all that is trained, in groups where layers differ.
+    """Return the trained parameters for an optimizer, in groups if layers differ in options.
 
-    ``names``: of these alone. The first group has no options, whether or not a parameter is in it:
-    its arguments are the job's.
+    ``names``: only these. The first group has no options, even if no parameter is in it: its
+    arguments are the job's.
     """
     base: list[nn.Parameter] = []
     others: dict[tuple[float, float | None], list[nn.Parameter]] = {}
@@ -112,7 +112,7 @@ def _group(scale: float, weight_decay: float | None, parameters: list[nn.Paramet
 
 
 def scales(optimizer: torch.optim.Optimizer) -> list[float]:
-    """What the learning rate of each group is multiplied by, where a schedule says one for all."""
+    """Return the factor of each group's learning rate when a schedule gives one rate for all."""
     found = [group.get(_SCALE, 1.0) for group in half_of(optimizer, "dense").param_groups]
     if isinstance(optimizer, DenseAndSparse):
         dense, sparse = (half.defaults["lr"] for half in (optimizer.dense, optimizer.sparse))
@@ -122,7 +122,7 @@ def scales(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def set_arguments(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
-    """Change arguments of an optimizer; what a layer has of its own stays, or is scaled again."""
+    """Change arguments of an optimizer. Layers' own values stay, and ``lr_scale`` is reapplied."""
     for group in optimizer.param_groups:
         own = group.get(_OWN, ())
         group.update({name: value for name, value in values.items() if name not in own})
@@ -131,7 +131,7 @@ def set_arguments(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -
 
 
 def own_decays(graph: Graph, network: nn.Module) -> dict[str, float]:
-    """The weight decay of each parameter whose layer says one."""
+    """Return the weight decay of each parameter whose layer sets one."""
     return {
         f"{item.layer.name}.{name}": own
         for item in owned(graph, network)
@@ -150,9 +150,9 @@ def penalise(
     l1: float,
     without: Collection[str] = (),
 ) -> None:
-    """Have l1 times the sign of each parameter added to its gradient just before each update.
+    """Add l1 times the sign of each parameter to its gradient just before each update.
 
-    That is where torch adds ``weight_decay``, and PaddlePaddle 2 its L1Decay: after clipping.
+    torch adds ``weight_decay`` at the same point, and PaddlePaddle 2 its L1Decay: after clipping.
     ``without``: parameters that have sparse gradients and an optimizer of their own.
     """
     found: dict[float, list[nn.Parameter]] = {}
@@ -180,12 +180,12 @@ def _adding(found: Mapping[float, Sequence[nn.Parameter]]) -> Callable[..., None
     return hook
 
 
-# --- first values ----------------------------------------------------------------------------
+# --- initial values --------------------------------------------------------------------------
 
 
 @cache
 def init_functions() -> dict[str, Callable[..., object]]:
-    """The functions of torch.nn.init that fill a tensor, by name."""
+    """Return the functions of torch.nn.init that fill a tensor, by name."""
     return {
         name: function
         for name, function in sorted(vars(nn.init).items())
@@ -194,7 +194,7 @@ def init_functions() -> dict[str, Callable[..., object]]:
 
 
 def fill(graph: Graph, network: nn.Module) -> None:
-    """Give parameters the first values that layers say, in the graph's order."""
+    """Initialize parameters as their layers say, in the graph's order."""
     for item in owned(graph, network):
         if item.layer.init is None:
             continue
@@ -226,18 +226,18 @@ def _made(spec: ParameterInit, pointer: str) -> Callable[[Tensor], object]:
 
 @torch.no_grad()
 def _keep_padding(module: nn.Module) -> None:
-    """The row of a padding index is zero and never trained, as torch fills it."""
+    """Set the row of a padding index to zero, as torch does. It is never trained."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
         module.weight[module.padding_idx].fill_(0)
 
 
-# --- what can be wrong -----------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------
 
 
 def check_options(
     graph: Graph, network: nn.Module, optimizer: Optimizer, findings: Findings
 ) -> None:
-    """Note options of layers that fit nothing."""
+    """Report options of layers that do not apply."""
     tiny = [nn.Parameter(torch.ones(4, 4))]
     takes = build_optimizer(optimizer, tiny).defaults
     sparse = sparse_parameters(network)
@@ -250,7 +250,7 @@ def check_options(
     for item in owned(graph, network):
         is_sparse = any(f"{item.layer.name}.{name}" in sparse for name in item.parameters())
         _check_layer(item, sparse_takes if is_sparse else takes, findings)
-        if optimizer.of_sparse.type in SPARSE_TYPES:  # of another one more is wrong than its decay
+        if optimizer.of_sparse.type in SPARSE_TYPES:  # others fail for more than their decay
             _check_sparse(item, rates, sparse, at, findings)
 
 
@@ -283,7 +283,7 @@ def _check_sparse(
     at: str,
     findings: Findings,
 ) -> None:
-    """Refuse what would change every row of a parameter whose gradients have few."""
+    """Refuse options that would change every row of a parameter whose gradients have few rows."""
     for name, parameter in item.parameters().items():
         if f"{item.layer.name}.{name}" not in sparse or not parameter.requires_grad:
             continue
@@ -332,7 +332,7 @@ def _try_init(
         return
     try:
         function(torch.empty(parameter.shape, device="meta"))
-        if spec.type in _DRAWN:  # whose arguments are looked at only where something is drawn
+        if spec.type in _DRAWN:  # these check their arguments only when they draw numbers
             function(torch.empty(1, device="cpu"))
     except (ValueError, RuntimeError, TypeError, ZeroDivisionError) as cause:
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]

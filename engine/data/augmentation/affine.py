@@ -1,7 +1,7 @@
-"""Rotations and affine changes: where each pixel of the new image lies in the old one.
+"""Rotate images, and apply affine changes.
 
-What torchvision computes for one image at a time, for all rows at once. Nothing adds up over rows
-(no matrix product), so that a row has the same bits whatever batch it is in.
+This computes what torchvision does for one image at a time, for all rows at once. No operation sums
+over rows (no matrix product), so a row has the same bits in every batch.
 
 Shape suffixes: B = rows, C = channels, H = height, W = width.
 """
@@ -16,7 +16,7 @@ from glasshouse.spec.augmenting import AffineArgs, RotationArgs
 
 
 def rotate(x_BCHW: Tensor, chance: RowRandom, args: RotationArgs) -> Tensor:
-    """Draws one number of each row: its angle."""
+    """Rotate each row. Draws one number per row: its angle."""
     angle_B = between(_ends(args.degrees), chance.uniform(1)[:, 0])
     none_B = torch.zeros_like(angle_B)
     matrix = _matrix(x_BCHW, args.center, -angle_B, (none_B, none_B), none_B + 1, (none_B, none_B))
@@ -24,7 +24,7 @@ def rotate(x_BCHW: Tensor, chance: RowRandom, args: RotationArgs) -> Tensor:
 
 
 def change(x_BCHW: Tensor, chance: RowRandom, args: AffineArgs) -> Tensor:
-    """Draws six numbers of each row: angle, way to the right and down, scale, shear by x and y."""
+    """Change each row. Draws six numbers per row: angle, shift right and down, scale, 2 shears."""
     uniform_6B = chance.uniform(6).T
     height, width = x_BCHW.shape[2:]
     x, y = args.translate or (0.0, 0.0)
@@ -73,10 +73,10 @@ def _matrix(
     scale_B: Tensor,
     shear: Pair,
 ) -> tuple[Tensor, ...]:
-    """From a place in the new image to that in the old one, both from the middle, in pixels.
+    """Return the map from pixel positions in the new image to the old one, both from the center.
 
-    The inverse of moving back from the centre, shearing by x and then by y, scaling, turning, and
-    moving to the centre and on. Six numbers of each row: a matrix of two by three, row by row.
+    It is the inverse of moving from the rotation center to the origin, shearing by x and then by y,
+    scaling, rotating, moving back and translating. Six numbers per row: a 2 x 3 matrix by rows.
     """
     height, width = x_BCHW.shape[2:]
     x, y = (0.0, 0.0) if center is None else (center[0] - width / 2, center[1] - height / 2)
@@ -91,10 +91,10 @@ def _matrix(
 
 
 def _sampled(x_BCHW: Tensor, matrix: tuple[Tensor, ...], args: RotationArgs | AffineArgs) -> Tensor:
-    """The new images; outside of the old ones is the fill, as torchvision mixes it in."""
+    """Return the new images. Outside of the old ones is the fill, blended in like torchvision."""
     mode, fill = args.interpolation, filling(args.fill, x_BCHW)
     grid = _grid(x_BCHW, matrix)
-    if mode == "nearest" and not args.fill:  # which is what is there anyway
+    if mode == "nearest" and not args.fill:  # grid_sample fills with 0 anyway
         return grid_sample(x_BCHW, grid, mode, align_corners=False)
     inside = x_BCHW.new_ones(len(x_BCHW), 1, *x_BCHW.shape[2:])
     both = grid_sample(torch.cat((x_BCHW, inside), 1), grid, mode, align_corners=False)
@@ -105,7 +105,7 @@ def _sampled(x_BCHW: Tensor, matrix: tuple[Tensor, ...], args: RotationArgs | Af
 
 
 def _grid(x_BCHW: Tensor, matrix: tuple[Tensor, ...]) -> Tensor:
-    """The places in the old images as `grid_sample` counts them, float32 [B, H, W, 2]."""
+    """Return the positions in the old images for `grid_sample`, float32 [B, H, W, 2]."""
     sizes = x_BCHW.shape[3], x_BCHW.shape[2]
     x_W, y_H = (
         torch.arange(size, device=x_BCHW.device, dtype=torch.float32) - (size - 1) / 2

@@ -1,7 +1,7 @@
-"""The rows of training batches, changed at random as their fields say.
+"""Augment the rows of training batches at random, as their fields say.
 
-What becomes of a row is a function of (seed, epoch, field, place in the list, number of the row),
-and of nothing else: not of its batch, nor of what made the batch, nor of what was drawn before.
+The result for a row is a function of (seed, epoch, field, position in the list, row number) only.
+It does not depend on its batch, on what created the batch, or on earlier random numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,14 +32,14 @@ _APPLIED: dict[str, Callable[[Tensor, RowRandom, Any], Tensor]] = {
 
 
 def unchanged(field: Field) -> Field:
-    """A field of rows that are not trained on."""
+    """Return a field without augmentation, for rows that are not trained on."""
     if isinstance(field, DenseField) and field.augment:
         return field.model_copy(update={"augment": ()})
     return field
 
 
 class Augmenting:
-    """What is done to the fields of a job."""
+    """The augmentation of a job's fields."""
 
     def __init__(self, seed: int, wanted: Mapping[str, tuple[Augment, ...]]) -> None:
         self._seed = seed
@@ -47,7 +47,7 @@ class Augmenting:
 
     @staticmethod
     def of(seed: int, fields: Mapping[str, Field]) -> "Augmenting | None":
-        """That of a job's fields; None: nothing is done to them."""
+        """Create the augmentation of a job's fields; None: no field has one."""
         wanted = {
             name: field.augment
             for name, field in fields.items()
@@ -56,10 +56,10 @@ class Augmenting:
         return Augmenting(seed, wanted) if wanted else None
 
     def changes(self, rows_B: Tensor, epoch: int) -> dict[str, Change]:
-        """By field, what is done to the values of some rows.
+        """Return the change of each augmented field's values for the given rows.
 
-        ``rows_B``: their numbers, in host memory. Values are float32 [B, channels, height, width],
-        before they are normalised, and so is what comes of them.
+        ``rows_B``: the row numbers, in host memory. Values are float32 [B, channels, height,
+        width], before they are normalized; so are the results.
         """
         return {name: self._change(name, rows_B, epoch) for name in self._wanted}
 

@@ -1,4 +1,4 @@
-"""Whether images can be augmented as their fields say, from their shapes. Knows no tensors."""
+"""Check from the shapes of images whether they can be augmented as asked. Uses no tensors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def check_augment(
     meta: Mapping[str, Any],
     findings: Findings,
 ) -> None:
-    """Note what does not go with the shape of an image, or with its values."""
+    """Report augmentation that does not fit the shape of an image, or its values."""
     dtypes = {column["name"]: column["dtype"] for column in meta["columns"]}
     for name, field in fields.items():
         if not isinstance(field, DenseField) or not field.augment or name not in shapes:
@@ -48,7 +48,7 @@ def check_augment(
 
 
 def _problems(item: Any, shape: tuple[int, ...], greatest: float) -> Iterator[tuple[str, str]]:
-    """What is wrong with one of them, each with the place where it is."""
+    """Yield the problems of one augmentation, each with its relative JSON pointer."""
     cuts = isinstance(item, ColorJitter) or (isinstance(item, GaussianNoise) and item.args.clip)
     if cuts and greatest > 1:
         yield "", f"{item.type} is for values in [0, 1], and scale gives {greatest:g}: leave it out"

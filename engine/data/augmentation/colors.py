@@ -1,4 +1,4 @@
-"""Brightness, contrast, saturation and hue.
+"""Change brightness, contrast, saturation and hue.
 
 Shape suffixes: B = rows, C = channels, H = height, W = width, K = changes.
 """
@@ -16,7 +16,7 @@ Ends = tuple[float, float]
 
 
 def jitter(x_BCHW: Tensor, chance: RowRandom, args: JitterArgs) -> Tensor:
-    """Draws eight numbers of each row: four factors, and four by whose order they are applied."""
+    """Jitter colors. Draws eight numbers per row: four factors, and four for their order."""
     uniform = chance.uniform(8)
     wanted = _wanted(args)
     order_BK = uniform[:, [4 + number for number, _, _ in wanted]].argsort(dim=1, stable=True)
@@ -33,7 +33,7 @@ def jitter(x_BCHW: Tensor, chance: RowRandom, args: JitterArgs) -> Tensor:
 
 
 def _wanted(args: JitterArgs) -> list[tuple[int, Callable[[Tensor, Tensor], Tensor], Ends]]:
-    """The changes that are asked for, each with its number and the ends of its factor."""
+    """Return the changes to apply, each with its index and the range of its factor."""
     factors = (args.brightness, args.contrast, args.saturation)
     ends = [item if isinstance(item, tuple) else (max(0.0, 1 - item), 1 + item) for item in factors]
     ends.append(args.hue if isinstance(args.hue, tuple) else (-args.hue, args.hue))
@@ -47,17 +47,17 @@ def _wanted(args: JitterArgs) -> list[tuple[int, Callable[[Tensor, Tensor], Tens
 
 
 def brighten(x_BCHW: Tensor, factor: Tensor) -> Tensor:
-    """Towards black, or away from it."""
+    """Blend with black; a factor above 1 moves away from it."""
     return (x_BCHW * factor).clamp(0, 1)
 
 
 def contrast(x_BCHW: Tensor, factor: Tensor) -> Tensor:
-    """Towards the mean grey of the image, or away from it."""
+    """Blend with the mean gray of the image; a factor above 1 moves away from it."""
     return _blended(x_BCHW, _mean(_gray(x_BCHW)), factor)
 
 
 def saturate(x_BCHW: Tensor, factor: Tensor) -> Tensor:
-    """Towards the grey of each pixel, or away from it."""
+    """Blend with the gray of each pixel; a factor above 1 moves away from it."""
     return _blended(x_BCHW, _gray(x_BCHW), factor)
 
 
@@ -66,7 +66,7 @@ def _blended(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def _gray(x_BCHW: Tensor) -> Tensor:
-    """[B, 1, H, W]."""
+    """Return the gray image, [B, 1, H, W]."""
     if x_BCHW.shape[1] == 1:
         return x_BCHW
     red, green, blue = (
@@ -76,7 +76,7 @@ def _gray(x_BCHW: Tensor) -> Tensor:
 
 
 def _mean(x_B1HW: Tensor) -> Tensor:
-    """[B, 1, 1, 1]. By halves: torch's sum takes another order where it is of one row."""
+    """Return means, [B, 1, 1, 1], by halves: torch's sum uses another order for a single row."""
     sums = x_B1HW.flatten(1)
     count = sums.shape[1]
     while (size := sums.shape[1]) > 1:
@@ -87,7 +87,7 @@ def _mean(x_B1HW: Tensor) -> Tensor:
 
 
 def turn_hue(x_BCHW: Tensor, shift: Tensor) -> Tensor:
-    """Each colour goes so far around the circle; grey, white and black stay."""
+    """Rotate the hue of each color by ``shift`` turns; gray, white and black stay."""
     most, least = x_BCHW.amax(1, keepdim=True), x_BCHW.amin(1, keepdim=True)
     width = most - least
     is_gray = width == 0
@@ -102,7 +102,7 @@ def turn_hue(x_BCHW: Tensor, shift: Tensor) -> Tensor:
 
 
 def _channel(hue: Tensor, saturation: Tensor, value: Tensor, first: int) -> Tensor:
-    """Red (5), green (3) or blue (1) of a hue: full for a third of the circle, then it falls."""
+    """Return red (5), green (3) or blue (1) of a hue: full over a third of the circle."""
     at = (hue * 6 + first) % 6
     share = torch.minimum(at, 4 - at).clamp(0, 1)
     return (value * (1 - saturation * share)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Rectangles that are erased, and noise.
+"""Erase rectangles, and add noise.
 
 Shape suffixes: B = rows, C = channels, H = height, W = width, T = tries.
 """
@@ -16,10 +16,10 @@ TRIES = 10
 
 
 def erase(x_BCHW: Tensor, chance: RowRandom, args: ErasingArgs) -> Tensor:
-    """Draws 23 numbers of each row, and one of each value where those are random.
+    """Erase a rectangle. Draws 23 numbers per row, and one per value if the values are random.
 
-    Whether it is erased (below ``p``); ten areas; ten ratios; the place, from the top and from the
-    left, of the first rectangle that fits.
+    In order: whether to erase (below ``p``), ten areas, ten ratios, and the position, from the top
+    and from the left, of the first rectangle that fits.
     """
     height, width = x_BCHW.shape[2:]
     uniform = chance.uniform(1 + 2 * TRIES + 2)
@@ -43,13 +43,13 @@ def erase(x_BCHW: Tensor, chance: RowRandom, args: ErasingArgs) -> Tensor:
 
 
 def _inside(first_B: Tensor, count_B: Tensor, size: int) -> Tensor:
-    """Which places of an axis are in a run: [B, size]."""
+    """Return which positions of an axis are in a run: [B, size]."""
     places = torch.arange(size)
     return (places >= first_B[:, None]) & (places < (first_B + count_B)[:, None])
 
 
 def add_noise(x_BCHW: Tensor, chance: RowRandom, args: NoiseArgs) -> Tensor:
-    """Draws one number of each value."""
+    """Add Gaussian noise. Draws one number per value."""
     normal = chance.normal(x_BCHW[0].numel(), x_BCHW.device).view(x_BCHW.shape)
     noisy = x_BCHW + (normal * args.sigma + args.mean)
     return noisy.clamp(0, 1) if args.clip else noisy

@@ -1,4 +1,4 @@
-"""Flips and crops: pixels change their places, and keep their values.
+"""Flip and crop: pixels move, and keep their values.
 
 Shape suffixes: B = rows, C = channels, H = height, W = width.
 """
@@ -11,12 +11,12 @@ from glasshouse.spec.augmenting import CropArgs, Fill, FlipArgs
 
 
 def flip_horizontally(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
-    """Draws one number of each row: below ``p`` it is flipped."""
+    """Flip rows. Draws one number per row: below ``p`` it is flipped."""
     return _flipped(x_BCHW, 3, chance, args)
 
 
 def flip_vertically(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
-    """Draws one number of each row: below ``p`` it is flipped."""
+    """Flip rows. Draws one number per row: below ``p`` it is flipped."""
     return _flipped(x_BCHW, 2, chance, args)
 
 
@@ -27,9 +27,9 @@ def _flipped(x_BCHW: Tensor, axis: int, chance: RowRandom, args: FlipArgs) -> Te
 
 
 def crop(x_BCHW: Tensor, chance: RowRandom, args: CropArgs) -> Tensor:
-    """Draws two numbers of each row: how far from the top of what is padded, and from the left.
+    """Crop rows. Draws two numbers per row: the offset from the top and left of the padded image.
 
-    Nothing is padded in memory: each pixel is looked up where it comes from.
+    Nothing is padded in memory: each pixel is read from its source.
     """
     num_channels, height, width = x_BCHW.shape[1:]
     left, top, right, bottom = sides(args)
@@ -47,7 +47,7 @@ def crop(x_BCHW: Tensor, chance: RowRandom, args: CropArgs) -> Tensor:
 
 
 def sides(args: CropArgs) -> tuple[int, int, int, int]:
-    """The pixels of padding: left, top, right, bottom."""
+    """Return the pixels of padding: left, top, right, bottom."""
     match args.padding:
         case int(number):
             return number, number, number, number
@@ -58,18 +58,18 @@ def sides(args: CropArgs) -> tuple[int, int, int, int]:
 
 
 def _looked_up(places: Tensor, size: int, mode: str) -> Tensor:
-    """Where a pixel of what is padded comes from; -1 where it is padding of a constant."""
+    """Return the source of each position in the padded image; -1 for constant padding."""
     if mode == "edge":
         return places.clamp(0, size - 1)
     if mode == "constant":
         return places.where((places >= 0) & (places < size), -1)
-    repeats = 1 if mode == "symmetric" else 0  # whether the last pixel is seen twice
+    repeats = 1 if mode == "symmetric" else 0  # whether the edge pixel is repeated
     before = -places - repeats
     behind = 2 * (size - 1) - places + repeats
     return places.where(places >= 0, before).where(places < size, behind)
 
 
 def filling(fill: Fill, x_BCHW: Tensor) -> Tensor:
-    """A number for all channels, or one for each, that meets the channels of a batch."""
+    """Return the fill, one number or one per channel, in a shape that broadcasts to a batch."""
     values = fill if isinstance(fill, tuple) else (fill,)
     return torch.tensor(values, dtype=x_BCHW.dtype).to(x_BCHW.device).view(-1, 1, 1)

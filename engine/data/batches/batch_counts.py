@@ -1,4 +1,4 @@
-"""How rows become batches, and batches become steps. Pure arithmetic."""
+"""Count how rows become batches, and batches become steps. Pure arithmetic."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from glasshouse.spec import Stop, TrainJob
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """The counts of one epoch, every one of which is alike."""
+    """The counts of one epoch. All epochs have the same."""
 
     num_rows: int
     batch_size: int
@@ -16,11 +16,11 @@ class BatchCounts:
     accumulate: int = 1
     """Batches of one step; the last step of an epoch may have fewer."""
     num_batches: int | None = None
-    """Batches of an epoch, where they have different sizes; None: each has ``batch_size`` rows."""
+    """Batches of an epoch, if their sizes differ; None: each has ``batch_size`` rows."""
 
     @staticmethod
     def of(job: TrainJob, num_rows: int, num_batches: int | None = None) -> "BatchCounts":
-        """That of a job over so many rows."""
+        """Return the counts of a job over ``num_rows`` rows."""
         data = job.data
         return BatchCounts(num_rows, data.batch_size, data.drop_last, job.accumulate, num_batches)
 
@@ -45,18 +45,18 @@ class BatchCounts:
         return -(-self.batches // self.accumulate)
 
     def rows_before(self, batch: int) -> int:
-        """Rows of an epoch in the batches before one, where all have ``batch_size``."""
+        """Return the rows of an epoch before a batch, if all batches have ``batch_size`` rows."""
         return min(batch * self.batch_size, self.rows)
 
     def num_steps(self, stop: Stop) -> int | None:
-        """Updates of a whole training; None when time decides."""
+        """Return the updates of the whole training; None if time decides."""
         return stop.epochs * self.steps if stop.epochs else stop.steps
 
     def length(self, stop: Stop, unit: Literal["steps", "epochs", "samples"]) -> int | None:
-        """A whole training in steps, epochs begun or rows.
+        """Return the length of the whole training in steps, started epochs or rows.
 
-        None when time decides, or when it is of rows, ends within an epoch, and batches have
-        different sizes.
+        None if time decides. For rows also None if training ends within an epoch and batches differ
+        in size.
         """
         num_steps = self.num_steps(stop)
         if num_steps is None or not self.steps:

@@ -1,4 +1,4 @@
-"""How the rows of a training job become batches: plainly, or by the lengths of their sequences."""
+"""Group the rows of a training job into batches, by count or by the lengths of their sequences."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,17 +15,17 @@ from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
 
 Batch = dict[str, Tensor]
 Epoch = tuple[Iterator[Batch], Callable[[int], int]]
-"""The batches of an epoch that are still due, and how many of its rows come before a batch."""
+"""The remaining batches of an epoch, and a function: how many of its rows come before a batch."""
 
 
 class Batching:
-    """Makes the batches of a job's epochs."""
+    """Creates the batches of a job's epochs."""
 
     def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
-        """Look at the rows; each batch comes in so many parts, where it has as many rows.
+        """Prepare the batches; each is split into ``parts`` micro-batches, or fewer if too small.
 
         Raises:
-            DataFailed: a row alone is more than a batch may be.
+            DataFailed: a single row is longer than a batch may be.
         """
         self._job = job
         self._rows = rows
@@ -36,11 +36,11 @@ class Batching:
         self.pace = BatchCounts.of(job, rows.num_rows, num_batches)
 
     def parts_of(self, num_rows: int) -> list[int]:
-        """How many rows each part of a batch has."""
+        """Return how many rows each micro-batch of a batch has."""
         return sizes_of_parts(num_rows, self._parts)
 
     def epoch(self, epoch: int, first: int) -> Epoch:
-        """The parts of an epoch's batches, without those of the first so many batches."""
+        """Yield the micro-batches of an epoch's batches, starting at batch ``first``."""
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
         if self._buckets is not None:
             cut = self._buckets.epoch(order)
@@ -57,7 +57,7 @@ class Batching:
         return batches, pace.rows_before
 
     def order(self) -> dict[str, Any]:
-        """What the order of the rows hangs on, beside the seed; nothing that is left out."""
+        """Return what the order of the rows depends on besides the seed, without unset options."""
         pace, data = self.pace, self._job.data
         found: dict[str, Any] = {
             "num_rows": pace.num_rows,
@@ -79,7 +79,7 @@ class Batching:
 
 
 def bucket_field(wanted: BucketByLength, fields: dict[str, Field]) -> str | None:
-    """The field whose lengths count; None: it is not named, and is not the only one."""
+    """Return the field whose lengths count; None: it is not named, and there is not just one."""
     if wanted.field is not None:
         return wanted.field
     sequences = [name for name, field in fields.items() if isinstance(field, SequenceField)]
@@ -87,7 +87,7 @@ def bucket_field(wanted: BucketByLength, fields: dict[str, Field]) -> str | None
 
 
 def widest_rows(data: Data, num_rows: int, longest: int | None) -> int:
-    """The rows of a batch of the longest rows; ``longest`` of the field whose lengths count."""
+    """Return the rows in a batch of the longest rows; ``longest``: max length of the field."""
     most, bucket = min(data.batch_size, num_rows), data.bucket_by_length
     if bucket is None or bucket.max_tokens is None or longest is None:
         return most
@@ -96,7 +96,7 @@ def widest_rows(data: Data, num_rows: int, longest: int | None) -> int:
 
 def _buckets(data: Data, rows: Rows) -> Buckets | None:
     wanted = data.bucket_by_length
-    if wanted is None or data.shuffle.buffer_size is not None:  # a pool has its own
+    if wanted is None or data.shuffle.buffer_size is not None:  # a shuffle pool has its own
         return None
     name = bucket_field(wanted, data.fields)
     field = rows.fields.get(name or "")
@@ -115,14 +115,14 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
 
 
 class PaddingCounts:
-    """Counts what the batches of a step were made of: steps of sequences, and padding, by field."""
+    """Counts the sequence steps and the padding in the batches of a step, by field."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._counts: dict[str, tuple[int, int]] = {}
 
     def take(self) -> None:
-        """Count the batch that was made last."""
+        """Count the last batch."""
         for name, lengths_B in self._rows.lengths.items():
             steps, places = self._counts.get(name, (0, 0))
             widest = max(1, int(lengths_B.max()))
@@ -130,14 +130,14 @@ class PaddingCounts:
 
     @property
     def num_tokens(self) -> int:
-        """The steps of the sequences so far, of the field that has most of them."""
+        """Number of sequence steps so far, in the field that has most of them."""
         return max((steps for steps, _ in self._counts.values()), default=0)
 
     def figures(self) -> dict[str, float]:
-        """The part of a step's values that is padding; counting begins anew."""
+        """Return the fraction of a step's values that is padding, and reset the counts."""
         counts, self._counts = self._counts, {}
         return {f"padding/{name}": 1 - steps / places for name, (steps, places) in counts.items()}
 
     def upkeep(self) -> dict[str, float]:
-        """What the rows in memory are now."""
+        """Return metrics of the rows in memory."""
         return self._rows.figures()

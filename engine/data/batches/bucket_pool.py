@@ -1,13 +1,12 @@
-"""A pool whose batches are of rows of like length: arithmetic on the numbers and lengths of rows.
+"""Draw batches of rows of similar length from a shuffle pool: arithmetic on numbers and lengths.
 
-The rows of an epoch, in the order in which they are read, are cut into blocks of as many whole
-batches as the pool has room for, beside one batch more. A block is sorted by length and cut into
-batches, which come in a drawn order; while one is taken, a batch's worth of rows of the next block
-enters. So every block but the last has whole batches only, and all epochs have as many as rows that
-are put together by chance.
+The rows of an epoch, in reading order, are divided into blocks. A block has as many whole batches
+as fit in the pool next to one more batch. It is sorted by length and cut into batches, which are
+returned in random order. For each batch that is drawn, a batch's worth of rows of the next block
+enters. So all blocks but the last have whole batches only, and every epoch has as many batches as
+without buckets.
 
-All of it is a function of (seed, epoch), of the sizes, and of the lengths. Reads nothing.
-
+Everything is a function of (seed, epoch), of the sizes, and of the lengths. Nothing is read here.
 Shape suffixes: N = rows of the source.
 """
 
@@ -23,14 +22,14 @@ from glasshouse.spec import BucketByLength
 
 
 def block_rows(pool: Pool) -> int:
-    """The rows that are sorted together."""
+    """Return the number of rows that are sorted together."""
     if pool.num_rows <= pool.capacity:
         return pool.num_rows
     return max(1, pool.capacity // pool.batch_size - 1) * pool.batch_size
 
 
 class BucketDraws(PoolDraws):
-    """The batches of one epoch, one after the other."""
+    """Draws the batches of one epoch, one after another."""
 
     def __init__(
         self,
@@ -41,23 +40,23 @@ class BucketDraws(PoolDraws):
         wanted: BucketByLength,
         lengths_N: NDArray[np.int64],
     ) -> None:
-        """``lengths_N``: of all rows of the source, by their places."""
+        """``lengths_N``: the lengths of all rows of the source, by position."""
         super().__init__(pool, seed, epoch)
         self._wanted, self._lengths_N = wanted, lengths_N
         self._block = block_rows(pool)
         self._waiting = np.zeros(0, np.int64)
-        """Slots of rows that entered and are in no block that was cut, as they were read."""
+        """Slots of rows that entered and are in no block yet, in reading order."""
         self._due: list[Integers] = []
-        """The batches of the block that is under way, by their slots; the next is the last."""
+        """The remaining batches of the current block, by slot; the next one is at the end."""
 
     @property
     def held(self) -> tuple[Integers, Integers]:
-        """The slots that have a row, and the rows' places in the source."""
+        """The slots that hold a row, and the rows' positions in the source."""
         slots = np.concatenate([*reversed(self._due), self._waiting])
         return slots, self._place_of[slots]
 
     def draw(self) -> Draw:
-        """The next batch; empty when all rows were drawn."""
+        """Return the next batch; empty when all rows were drawn."""
         pool = self._pool
         ahead = self._block if not self._num_read else 0
         room = pool.capacity - self._num_read + self._num_drawn
@@ -81,7 +80,7 @@ class BucketDraws(PoolDraws):
         return runs, slots
 
     def _cut(self) -> Iterator[Integers]:
-        """The batches of the rows that were read first."""
+        """Cut the rows that were read first into batches."""
         slots, self._waiting = self._waiting[: self._block], self._waiting[self._block :]
         if not len(slots):
             return

@@ -1,8 +1,8 @@
-"""Batches of rows of like length, so that little of a batch is padding.
+"""Group rows of similar length into batches, to reduce padding.
 
-Which rows an epoch's batches have is a function of (seed, epoch) and of the lengths; how many
-batches there are, and how many rows each has, is one of the lengths alone. So all epochs have the
-same number of steps, and a plan knows it. Knows numbers; knows nothing of files.
+The rows of an epoch's batches are a function of (seed, epoch) and of the lengths. The number of
+batches and their sizes depend on the lengths only, so all epochs have the same number of steps, and
+a plan can compute it. Handles numbers, not files.
 
 Shape suffixes: N = rows of the source, M = batches of an epoch.
 """
@@ -22,7 +22,7 @@ Integers = NDArray[np.int64]
 
 
 class TooLong(Exception):
-    """A row alone has more steps than a batch may have."""
+    """A single row has more steps than a batch may have."""
 
     def __init__(self, length: int) -> None:
         super().__init__(f"a row has {length} steps")
@@ -31,35 +31,35 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """The batches of one epoch, in the order in which they come."""
+    """The batches of one epoch, in order."""
 
     rows: Tensor
-    """All rows, those of a batch side by side."""
+    """All rows, grouped by batch."""
     starts: Tensor
-    """Where each batch begins in ``rows``."""
+    """The index in ``rows`` at which each batch begins."""
     sizes: Tensor
 
     def batches(self, first: int = 0) -> Iterator[Tensor]:
-        """The rows of each batch, from one on."""
+        """Yield the rows of each batch, starting at batch ``first``."""
         starts, sizes = self.starts[first:].tolist(), self.sizes[first:].tolist()
         for start, size in zip(starts, sizes, strict=True):
             yield self.rows[start : start + size]
 
     def rows_before(self, batch: int) -> int:
-        """The rows of the batches before one."""
+        """Return the number of rows in the batches before a batch."""
         return int(self.sizes[:batch].sum())
 
 
 class Buckets:
-    """How the rows of a source, of which the lengths are known, become batches of an epoch."""
+    """Groups the rows of a source into the batches of an epoch by their lengths."""
 
     def __init__(
         self, wanted: BucketByLength, lengths_N: Tensor, batch_size: int, *, drop_last: bool = False
     ) -> None:
-        """Look at the lengths.
+        """Compute the batch sizes from the lengths.
 
         Raises:
-            TooLong: one is more than ``max_tokens``.
+            TooLong: a length is more than ``max_tokens``.
         """
         self._wanted = wanted
         self._batch_size = batch_size
@@ -73,19 +73,18 @@ class Buckets:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch that ``max_tokens`` makes; None: each has ``batch_size`` rows."""
+        """Batches of an epoch with ``max_tokens``; None: each batch has ``batch_size`` rows."""
         return None if self._token_sizes_M is None else len(self._token_sizes_M)
 
     def epoch(self, order: tuple[int, int] | None) -> EpochBatches:
-        """The batches of an epoch; ``order`` is (seed, epoch), None for from short to long.
+        """Return the batches of an epoch; ``order`` is (seed, epoch), None: from short to long.
 
-        Where batches have ``batch_size`` rows, those that are left over for a smaller one are drawn
-        from all, and it comes last.
+        If batches have ``batch_size`` rows, a smaller last batch has rows drawn from all lengths.
         """
         return self.cut(None if order is None else order_generator(*order))
 
     def cut(self, generator: torch.Generator | None) -> EpochBatches:
-        """The same with what is drawn from a generator; None: nothing is."""
+        """Return the batches of an epoch, drawn with a generator; None: from short to long."""
         rows_N = _drawn(len(self._keys_N), generator)
         sizes_M = self._token_sizes_M
         if sizes_M is None:
@@ -109,7 +108,7 @@ class Buckets:
         return EpochBatches(sorted_N, starts, sizes)
 
     def _sorted(self, rows_N: Tensor) -> Tensor:
-        """From short to long; those of like length stay in their order."""
+        """Sort rows from short to long. Rows in the same bucket stay in their order."""
         return rows_N[self._keys_N[rows_N].argsort(stable=True)]
 
 
@@ -120,9 +119,9 @@ def _drawn(num: int, generator: torch.Generator | None) -> Tensor:
 def token_sizes(
     wanted: BucketByLength, lengths: Integers, rows: Integers, batch_size: int
 ) -> Integers:
-    """How many rows each batch has, from short rows to long ones.
+    """Return how many rows each batch has, from short rows to long ones.
 
-    ``lengths`` are the different lengths, ascending, and ``rows`` how many rows have each.
+    ``lengths`` are the unique lengths, ascending, and ``rows`` how many rows have each.
 
     Raises:
         TooLong: a length is more than ``max_tokens``.
@@ -137,7 +136,7 @@ def token_sizes(
         room = min(batch_size, int(wanted.max_tokens or 0) // max(1, length))
         if not room:
             raise TooLong(length)
-        if begun >= room:  # it has no room for a row as long as these
+        if begun >= room:  # the batch has no room for a row as long as these
             sizes.append(np.array([begun], np.int64))
             begun = 0
         whole, begun = divmod(begun + count, room)
@@ -146,7 +145,7 @@ def token_sizes(
 
 
 def padding_of(lengths_N: Tensor, cut: EpochBatches) -> float:
-    """The part of the steps of an epoch's batches that is padding."""
+    """Return the fraction of the steps in an epoch's batches that is padding."""
     if not len(cut.sizes):
         return 0.0
     order = cut.starts.argsort()
@@ -157,7 +156,7 @@ def padding_of(lengths_N: Tensor, cut: EpochBatches) -> float:
 
 
 def by_chance(num_rows: int, batch_size: int, order: tuple[int, int]) -> EpochBatches:
-    """The batches of an epoch in which lengths count for nothing."""
+    """Return the batches of an epoch that are drawn without regard to lengths."""
     starts = torch.arange(0, num_rows, batch_size)
     sizes = (num_rows - starts).clamp(max=batch_size)
     return EpochBatches(_drawn(num_rows, order_generator(*order)), starts, sizes)

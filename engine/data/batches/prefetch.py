@@ -1,4 +1,4 @@
-"""Batches made ahead of training, by threads. They end with their process, however it ends."""
+"""Create batches ahead of training, in threads, which end with their process."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,15 +10,15 @@ Made = TypeVar("Made")
 
 
 class Prefetcher(Generic[Made]):
-    """Does tasks in order, and ahead of whoever takes what they give."""
+    """Runs tasks in order, ahead of the consumer of their results."""
 
     def __init__(self, workers: int = 0) -> None:
-        """``workers`` threads; with none each task is done when what it gives is wanted."""
+        """``workers``: number of threads; with 0 each task runs when its result is needed."""
         self.workers = workers
         self._threads: ThreadPoolExecutor | None = None
 
     def each(self, tasks: Iterable[tuple[Key, Callable[[], Made]]]) -> Iterator[tuple[Key, Made]]:
-        """Each key with what its task gave."""
+        """Yield each key with the result of its task."""
         if not self.workers:
             for key, task in tasks:
                 yield key, task()
@@ -31,14 +31,14 @@ class Prefetcher(Generic[Made]):
             if len(waiting) > self.workers:
                 first, made = waiting.popleft()
                 yield first, made.result()
-                del made  # or it would stay until the next one is there
+                del made  # free it before the next one is ready
         while waiting:
             key, made = waiting.popleft()
             yield key, made.result()
             del made
 
     def close(self) -> None:
-        """End the threads; what they have begun is finished, and the rest is not done."""
+        """End the threads. Running tasks complete; the others are cancelled."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None

@@ -1,7 +1,7 @@
 """Rows in memory, and the order in which they become batches.
 
-Row order is a function of (seed, epoch) alone. Knows torch; knows nothing of files or networks.
-Shape suffixes: B = rows of a batch, N = rows of the split.
+The row order is a function of (seed, epoch) only. Depends on torch, not on files or networks. Shape
+suffixes: B = rows of a batch, N = rows of the split.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +22,11 @@ from engine.data.columns.staging import moved
 _EPOCH_STRIDE = 1_000_003
 
 Taken = Tensor | slice
-"""Which rows a batch has, by their places in memory."""
+"""The rows of a batch, by their positions in memory."""
 Made = tuple[dict[str, Tensor], dict[str, Tensor]]
 """A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
 MadeOf = tuple[Taken, int | None, dict[str, Tensor]]
-"""A batch's rows, the epoch for which they were changed, and the lengths of its sequences."""
+"""A batch's rows, the epoch that they were augmented for, and the lengths of its sequences."""
 
 
 Loaded = LoadedField | LoadedSequence
@@ -43,44 +43,44 @@ class Rows:
         numbers: Tensor | None = None,
     ) -> None:
         self.left_out: dict[str, int] = {}
-        """What was cut off or left out while reading, in words, and how much of it."""
+        """What was cut off or dropped while reading, in words, and how much of it."""
         self.prepared: Prepared | None = None
-        """What was learned from the training rows; None: there was nothing to learn."""
+        """The statistics and vocabularies of the training rows; None: there are none."""
         self.augmenting: Augmenting | None = None
-        """What is done to the rows of an epoch that is trained on; None: nothing."""
+        """The augmentation of rows that are trained on; None: there is none."""
         self.fields = fields
         self.num_rows = num_rows
         self.device = device
         self.ahead: Prefetcher[Made] = Prefetcher()
-        """Who makes the batches of an epoch."""
+        """Prefetches the batches of an epoch."""
         self.lengths: dict[str, Tensor] = {}
-        """Of the batch that was made last, the lengths of its rows by field, in host memory."""
+        """The row lengths of the last batch, by field, in host memory."""
         self._taken: Taken = slice(0, 0)
         self._trained_in: int | None = None
         self.home = next(iter(fields.values())).values.device if fields else device
-        """Where batches are taken from."""
+        """The device that batches are taken from."""
         self._host_numbers = numbers
         self._numbers = None if numbers is None else numbers.to(self.home)
-        """Of each row, its number in the split; None: they are all of its rows."""
+        """Each row's number in the split; None: these are all rows of the split."""
 
     @property
     def newest(self) -> Tensor:
-        """The numbers, in the split, of the rows of the batch that was made last."""
+        """The row numbers, in the split, of the last batch."""
         return self.numbers(self._taken)
 
     @property
     def taken(self) -> Taken:
-        """The rows of the batch that was made last: `again` makes the same one."""
+        """The rows of the last batch: pass them to `again` to create it once more."""
         return self._taken
 
     @property
     def trained_in(self) -> int | None:
-        """The epoch for which the batch that was made last was changed; None: it was not."""
+        """The epoch that the last batch was augmented for; None: it was not augmented."""
         return self._trained_in
 
     @property
     def newest_made(self) -> MadeOf:
-        """What the batch that was made last is made of; an earlier one may be put in its place."""
+        """What the last batch was created from. It can be set, to that of an earlier batch."""
         return self._taken, self._trained_in, self.lengths
 
     @newest_made.setter
@@ -88,17 +88,17 @@ class Rows:
         self._taken, self._trained_in, self.lengths = made_of
 
     def numbers(self, taken: Taken) -> Tensor:
-        """The numbers, in the split, of the rows of a batch."""
+        """Return the row numbers, in the split, of a batch."""
         if self._numbers is not None:
             return self._numbers[taken]
         return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
 
     def num_batches(self, batch_size: int) -> int:
-        """Batches of all rows."""
+        """Return the number of batches of all rows."""
         return -(-self.num_rows // batch_size)
 
     def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
-        """All rows once, as stored."""
+        """Yield all rows once, in the stored order."""
         return self.epoch(batch_size, drop_last=False, order=None)
 
     def batch(
@@ -107,10 +107,10 @@ class Rows:
         host_B: Tensor | slice | None = None,
         trained_in: int | None = None,
     ) -> dict[str, Tensor]:
-        """One batch: each field's tensor by name, and the lengths of sequences.
+        """Create one batch: each field's tensor by name, and the lengths of sequences.
 
-        ``host_B``: the same rows in host memory, where they are known there. ``trained_in``: the
-        epoch that they are changed for, if fields are augmented; None: they are as they are.
+        ``host_B``: the same rows in host memory, if available. ``trained_in``: the epoch to augment
+        the rows for; None: they are not augmented.
         """
         self._taken, self._trained_in = rows_B, trained_in
         if host_B is None:
@@ -119,14 +119,14 @@ class Rows:
         return made
 
     def again(self, taken: Taken, trained_in: int | None = None) -> dict[str, Tensor]:
-        """A batch once more; the one that was made last stays what it was."""
+        """Create a batch once more, without changing what the last batch is."""
         before = self.newest_made
         batch = self.batch(taken, None, trained_in)
         self.newest_made = before
         return batch
 
     def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Evenly spaced rows, at most so many: their numbers, and their batch."""
+        """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
         count = min(num_rows, self.num_rows)
         rows_B = torch.arange(count) * self.num_rows // count
         return rows_B, self.batch(rows_B.to(self.home), rows_B)
@@ -141,10 +141,10 @@ class Rows:
         parts: int = 1,
         trained_in: int | None = None,
     ) -> Iterator[dict[str, Tensor]]:
-        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+        """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
-        ``first``: batches that were taken before; they are not made again. ``parts``: of each batch
-        come so many, one after the other. ``trained_in``: as of `batch`.
+        ``first``: the number of batches to skip. ``parts``: the number of micro-batches that each
+        batch is split into. ``trained_in``: as in `batch`.
         """
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
@@ -162,7 +162,7 @@ class Rows:
     def chosen(
         self, batches: Iterable[Tensor], parts: int = 1, trained_in: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Batches of the rows that are named, which are in host memory; the rest as of `epoch`."""
+        """Yield batches of the given rows, which are in host memory; the rest as in `epoch`."""
         cuts = (
             host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
         )
@@ -171,7 +171,7 @@ class Rows:
     def _each(
         self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
     ) -> Iterator[dict[str, Tensor]]:
-        """Batches by their rows, and by the same rows in host memory."""
+        """Yield batches from their rows, and from the same rows in host memory."""
         if not self.ahead.workers:
             for rows_B, host_B in batches:
                 yield self.batch(rows_B, host_B, trained_in)
@@ -188,7 +188,7 @@ class Rows:
         return batch_of(self.fields, rows_B, host_B, self.device, self.changes(host_B, trained_in))
 
     def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
-        """What is done to the fields of rows that are trained on."""
+        """Return the augmentation of each field for rows that are trained on."""
         if self.augmenting is None or trained_in is None:
             return {}
         numbers = self._host_numbers
@@ -200,11 +200,11 @@ class Rows:
         return self.augmenting.changes(numbers_B, trained_in)
 
     def figures(self) -> dict[str, float]:
-        """What is told of the rows in memory while training runs."""
+        """Return metrics of the rows in memory, to report while training runs."""
         return {}
 
     def close(self) -> None:
-        """End what makes batches ahead."""
+        """Stop prefetching."""
         self.ahead.close()
 
 
@@ -215,7 +215,7 @@ def batch_of(
     device: torch.device,
     changes: Mapping[str, Change] = MappingProxyType({}),
 ) -> Made:
-    """A batch; ``host_B`` are its rows in host memory, ``changes`` what is done to its fields."""
+    """Create a batch; ``host_B``: its rows in host memory, ``changes``: the augmentation."""
     made: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     for name, item in fields.items():
@@ -235,14 +235,14 @@ def batch_of(
 
 
 def sizes_of_parts(num_rows: int, parts: int) -> list[int]:
-    """How many rows the parts of a batch have: as alike as can be, and none is empty."""
+    """Return the number of rows of each micro-batch: as equal as possible, and none is empty."""
     parts = min(parts, num_rows)
     least, more = divmod(num_rows, parts)
     return [least + 1] * more + [least] * (parts - more)
 
 
 def divided(run: slice, parts: int) -> Iterator[slice]:
-    """The parts of a run of rows, one after the other."""
+    """Yield the parts of a run of rows, one after another."""
     start = run.start
     for size in sizes_of_parts(run.stop - run.start, parts):
         yield slice(start, start + size)
@@ -250,12 +250,12 @@ def divided(run: slice, parts: int) -> Iterator[slice]:
 
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:
-    """The order of the rows in one epoch: a pure function of (seed, epoch)."""
+    """Return the order of the rows in one epoch: a pure function of (seed, epoch)."""
     return torch.randperm(num_rows, generator=order_generator(seed, epoch))
 
 
 def order_generator(seed: int, epoch: int) -> torch.Generator:
-    """What the order of an epoch is drawn from, and nothing else."""
+    """Return the generator that the order of an epoch, and nothing else, is drawn from."""
     return torch.Generator().manual_seed((seed * _EPOCH_STRIDE + epoch) % 2**63)
 
 
@@ -265,7 +265,7 @@ def place(
     device: torch.device,
     numbers: Tensor | None = None,
 ) -> Rows:
-    """Move fields onto the device when they take at most a quarter of its free memory."""
+    """Move fields onto the device if they need at most a quarter of its free memory."""
     if device.type == "cuda":
         size = sum(item.nbytes for item in loaded.values())
         if size <= torch.cuda.mem_get_info(device)[0] // 4:
@@ -275,7 +275,7 @@ def place(
 
 
 def longest_of(rows: Rows) -> dict[str, int]:
-    """The steps of the longest row of each sequence field, at least one."""
+    """Return the steps of the longest row of each sequence field, at least one."""
     return {
         name: max(1, int(item.lengths.max()))
         for name, item in rows.fields.items()

@@ -1,11 +1,11 @@
-"""A shuffle pool, as arithmetic on the numbers of rows: which rows enter it, which are drawn.
+"""Simulate a shuffle pool with row numbers only: which rows enter it, and which are drawn.
 
-Rows are read in runs that lie side by side in the file, and the runs come in an order drawn for the
-epoch, so that also the first batches of a sorted file are mixed. Each batch is drawn from all rows
-in the pool alike. The pool begins with ``min_buffer_size`` rows, at least a batch; then it grows by
-a batch with each batch until it has ``buffer_size``, and a row enters for each that was drawn.
+Rows are read in runs of adjacent rows, and the order of the runs is random in each epoch, so the
+first batches of a sorted file are mixed too. Each batch is drawn uniformly from all rows in the
+pool. The pool starts with ``min_buffer_size`` rows, at least a batch. It grows by a batch with each
+batch until it has ``buffer_size`` rows. From then on a row enters for each that was drawn.
 
-All of it is a function of (seed, epoch) and of these sizes. Knows numbers; reads nothing.
+Everything is a function of (seed, epoch) and of these sizes. Nothing is read here.
 """
 
 from dataclasses import dataclass
@@ -21,48 +21,48 @@ from engine.data.batches.rows import order_generator
 Integers = NDArray[np.int64]
 
 _RUNS_PER_BATCH = 8
-"""Places of the file that a batch's worth of rows is read from."""
+"""The number of places in the file that a batch's worth of rows is read from."""
 _MAX_RUNS = 1 << 20
-"""More of them would take memory that grows with the data."""
+"""With more runs, their order would take memory that grows with the data."""
 _FEW = 4
-"""A batch that takes more than a fourth of the pool is drawn by shuffling the pool's numbers."""
+"""A batch of more than a quarter of the pool is drawn by shuffling the pool's indices."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """How large a pool is, in rows."""
+    """The size of a pool, in rows."""
 
     num_rows: int
-    """Of the source."""
+    """Rows of the source."""
     batch_size: int
     buffer_size: int
     min_buffer_size: int = 0
     sizes: tuple[int, ...] = ()
-    """Of sources that are read one after the other, how many rows each has."""
+    """If sources are read one after another: the number of rows of each."""
 
     @property
     def capacity(self) -> int:
-        """The most rows that it has."""
+        """The maximum number of rows in the pool."""
         return min(self.buffer_size, self.num_rows)
 
     @property
     def begin(self) -> int:
-        """The rows that it has before the first batch."""
+        """The number of rows in the pool before the first batch."""
         return min(max(self.batch_size, self.min_buffer_size), self.capacity)
 
     @property
     def run(self) -> int:
-        """The rows that are read side by side."""
+        """The number of adjacent rows that are read together."""
         return max(1, self.batch_size // _RUNS_PER_BATCH, -(-self.num_rows // _MAX_RUNS))
 
     @property
     def num_runs(self) -> int:
-        """The runs of an epoch."""
+        """The number of runs in an epoch."""
         return -(-self.num_rows // self.run)
 
     @property
     def index_bytes(self) -> int:
-        """What its numbers take in memory."""
+        """Memory for the pool's indices, in bytes."""
         return 24 * self.capacity + 8 * self.num_runs
 
 
@@ -70,17 +70,17 @@ class Draw(NamedTuple):
     """What happens for one batch: rows enter the pool, then rows are drawn."""
 
     runs: list[tuple[int, int]]
-    """The rows that enter, by their places in the source, in the order of their slots."""
+    """The rows that enter, by their positions in the source, in the order of their slots."""
     entered: Integers
-    """The slots that they take."""
+    """The slots that they enter."""
     drawn: Integers
     """The slots of the batch, which are free after it."""
     places: Integers
-    """The rows of the batch, by their places in the source."""
+    """The rows of the batch, by their positions in the source."""
 
 
 class PoolDraws:
-    """The batches of one epoch, one after the other."""
+    """Draws the batches of one epoch, one after another."""
 
     def __init__(self, pool: Pool, seed: int, epoch: int) -> None:
         self._pool = pool
@@ -94,7 +94,7 @@ class PoolDraws:
         self._num_held = self._num_read = self._num_drawn = 0
 
     def _order(self, pool: Pool) -> Integers:
-        """The order in which runs are read; a run that begins in a source counts as its own."""
+        """Return the order of reading runs; a run belongs to the source that it begins in."""
         ends = [-(-end // pool.run) for end in np.cumsum(pool.sizes).tolist()] or [pool.num_runs]
         orders = [
             torch.randperm(end - start, generator=self._generator).numpy() + start
@@ -104,27 +104,27 @@ class PoolDraws:
 
     @property
     def capacity(self) -> int:
-        """The slots of the pool."""
+        """The number of slots in the pool."""
         return self._pool.capacity
 
     @property
     def batch_size(self) -> int:
-        """The rows of a batch."""
+        """The number of rows in a batch."""
         return self._pool.batch_size
 
     def skip(self, num_batches: int) -> None:
-        """Go on behind so many batches."""
+        """Skip ``num_batches`` batches."""
         for _ in range(num_batches):
             self.draw()
 
     @property
     def held(self) -> tuple[Integers, Integers]:
-        """The slots that have a row, and the rows' places in the source."""
+        """The slots that hold a row, and the rows' positions in the source."""
         slots = self._held[: self._num_held].copy()
         return slots, self._place_of[slots]
 
     def draw(self) -> Draw:
-        """The next batch; empty when all rows were drawn."""
+        """Return the next batch; empty when all rows were drawn."""
         runs, entered = self._enter()
         size = min(self._pool.batch_size, self._num_held)
         at = self._distinct(size)
@@ -148,7 +148,7 @@ class PoolDraws:
         return runs, slots
 
     def _next(self, num: int) -> list[tuple[int, int]]:
-        """The next rows in the order of reading."""
+        """Return the next rows in reading order, as ranges of positions."""
         found: list[tuple[int, int]] = []
         at, end = self._num_read, self._num_read + num
         while at < end:
@@ -159,19 +159,19 @@ class PoolDraws:
         return found
 
     def _at(self, at: int) -> tuple[int, int]:
-        """A row in the order of reading: its place, and the rows of its run from it on."""
+        """Return a row's position by its reading order, and how many rows of its run remain."""
         run, short = self._pool.run, self._short * self._pool.run
         if at < short:
             number, within, size = at // run, at % run, run
         elif at < short + self._last:
             number, within, size = self._short, at - short, self._last
-        else:  # behind the run that is shorter than the others
+        else:  # after the run that is shorter than the others
             number, within = divmod(at - self._last, run)
             number, size = number + 1, run
         return int(self._runs[number]) * run + within, size - within
 
     def _distinct(self, size: int) -> Integers:
-        """Different numbers of held rows, each as likely as any other."""
+        """Draw unique indices of held rows, all equally likely."""
         num = self._num_held
         if size * _FEW > num:
             return torch.randperm(num, generator=self._generator)[:size].numpy()
@@ -183,7 +183,7 @@ class PoolDraws:
         return found
 
     def _leave(self, at: Integers) -> Integers:
-        """Take rows out; those at the end of the held ones take their places."""
+        """Remove rows; those at the end of the held rows fill their places."""
         num, size = self._num_held, len(at)
         drawn = self._held[at]
         kept = np.ones(size, np.bool_)

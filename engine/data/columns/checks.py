@@ -1,4 +1,4 @@
-"""Checks by row: which rows do not fit a field, and what to say of one. Knows numpy only."""
+"""Check rows: which do not fit a field, and how to report one. Uses numpy only."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,30 +21,30 @@ class BadRows:
     """Rows that do not fit a field, all for one reason."""
 
     what: str
-    """In words, as an event ``dropped`` counts it."""
+    """The reason in words, as counted in an event ``dropped``."""
     rows: NDArray[np.int64]
     """Their numbers in the split, ascending; at least one."""
     failure: Callable[[int], DataFailed]
-    """What to say of one of them."""
+    """Creates the error for one of them."""
 
 
 @dataclass(frozen=True)
 class GoodRows:
-    """The rows that are left."""
+    """The rows that remain."""
 
     rows: Tensor | None
-    """Ascending; None: all of the split."""
+    """Row numbers, ascending; None: all rows of the split."""
     left_out: dict[str, int]
-    """What is left out, in words, and how many rows."""
+    """What was dropped, in words, and how many rows."""
 
 
 def without(
     flaws: Iterable[BadRows], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
 ) -> GoodRows:
-    """The rows of a source that fit all fields; a row with two flaws is counted for the first.
+    """Return the rows of a source that fit all fields. A row counts for its first flaw only.
 
     Raises:
-        DataFailed: one does not, and that fails the job; names the first.
+        DataFailed: a row does not fit, and that fails the job; names the first.
     """
     is_taken = np.ones(num_rows, np.bool_)
     if rows is not None:
@@ -66,7 +66,7 @@ def without(
 def bad_places(
     values: NDArray[Any], is_bad: Callable[[NDArray[Any]], NDArray[np.bool_]]
 ) -> NDArray[np.int64]:
-    """Where in a column, by its first axis, something is bad; in bounded memory."""
+    """Return the indices along a column's first axis where a value is bad, in bounded memory."""
     found: list[NDArray[np.int64]] = []
     for start, part in _parts(values):
         marks = is_bad(part)
@@ -84,7 +84,7 @@ def _parts(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
-    """What is no integer in [0, dim)."""
+    """Create a check for values that are not integers in [0, dim)."""
 
     def is_outside(part: NDArray[Any]) -> NDArray[np.bool_]:
         marks = (part < 0) | (part >= dim)
@@ -94,7 +94,7 @@ def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
 
 
 def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[BadRows]:
-    """Rows with an integer outside [0, dim) in their list."""
+    """Yield the rows with an integer outside [0, dim) in their list."""
     values = column.values.reshape(-1)
     is_bad = outside(dim)
     steps = bad_places(values, is_bad)
@@ -116,14 +116,14 @@ def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[BadRows
 
 
 def unfilled(*, is_filled: bool, is_normalized: bool) -> Callable[[NDArray[Any]], Any] | None:
-    """What is bad among floating-point values; None: nothing."""
+    """Return the check for bad floating-point values; None: all are accepted."""
     if not is_filled:
         return (lambda part: ~np.isfinite(part)) if is_normalized else np.isnan
     return np.isinf if is_normalized else None
 
 
 def not_there(name: str, where: str, value: float) -> DataFailed:
-    """The failure of a value that is missing, or not finite where figures are to be taken."""
+    """Create the error for a missing value, or for Inf where the field is normalized."""
     if np.isnan(value):
         return DataFailed(
             f"{where} is missing (NaN), and field {name!r} has no fill",

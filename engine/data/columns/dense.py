@@ -1,13 +1,13 @@
-"""Dense fields: the columns of one split, checked, converted, filled and normalised into memory.
+"""Read dense fields: the columns of a split, checked, converted, filled and normalized in memory.
 
 Values reach the network as float32:
 
-- a uint8 column without ``scale`` is ``column.to(float32) / 255``, exactly that;
+- a uint8 column without ``scale`` is exactly ``column.to(float32) / 255``;
 - any other column without ``scale`` is ``column.to(float32)``;
 - with ``scale`` it is ``column.to(float32) * scale``;
-- filled and normalised values are computed in float64 and rounded once, except those of a uint8
-  column: they stay bytes in memory, and a batch is normalised in float32;
-- so is a batch of a field that is augmented, which comes before.
+- filled and normalized values are computed in float64 and rounded once. There are two exceptions,
+  which are normalized in float32 when a batch is created: uint8 columns, which stay bytes in
+  memory, and augmented fields, because augmentation comes before.
 
 Shape suffixes: N = rows that are read.
 """
@@ -54,7 +54,7 @@ class _Even:
 
 
 class DenseReading:
-    """What a dense field reads of one split."""
+    """Reads a dense field of one split."""
 
     def __init__(
         self, name: str, field: DenseField, table: Table, split: str, normalize: Normalize | None
@@ -62,7 +62,7 @@ class DenseReading:
         """Map the columns.
 
         Raises:
-            DataFailed: one is missing or misshapen.
+            DataFailed: one is missing or has the wrong shape.
         """
         self._name, self.field, self._split, self._table = name, field, split, table
         self._normalize = normalize
@@ -82,7 +82,7 @@ class DenseReading:
     # --- checks ----------------------------------------------------------------------------------
 
     def flaws(self) -> Iterator[BadRows]:
-        """Rows of another length, or with a value that is missing or not finite."""
+        """Yield rows of another length, and rows with missing values, or Inf if normalized."""
         if self._uneven is not None:
             yield from self._of_another_length(self._uneven)
         is_filled = self.field.fill is not None
@@ -137,17 +137,17 @@ class DenseReading:
     # --- values ----------------------------------------------------------------------------------
 
     def find(self, rows: Tensor | None) -> ColumnFigures:
-        """Learn from the rows that are trained on.
+        """Compute statistics of the training rows.
 
         Raises:
-            DataFailed: a feature has no value to be filled by.
+            DataFailed: a feature has no value to compute its fill from.
         """
         scale = self.field.scale
         blocks = partial(self.blocks, rows)
         return find_figures(self._name, blocks, scale, self.field.fill, self._normalize)
 
     def load(self, rows: Tensor | None, figures: ColumnFigures | None) -> LoadedField:
-        """Read some rows into memory; None: all of the split."""
+        """Read rows into memory; None: all of the split."""
         figures = of_field(figures, self.field.fill)
         if figures is not None and not figures.is_empty and not self._is_bytes:
             if not self.field.augment:
@@ -182,7 +182,7 @@ class DenseReading:
         for block in self.blocks(rows):
             x = figures.filled(block)
             x = x if scale is None else x * scale
-            with np.errstate(over="ignore"):  # what float32 does not hold is infinite in it
+            with np.errstate(over="ignore"):  # values beyond float32 become Inf
                 made[first : first + len(x)] = figures.normalized(x)
             first += len(x)
         scale = None if figures.shift is not None else self.field.scale
@@ -190,11 +190,11 @@ class DenseReading:
 
     @staticmethod
     def rows_at_once(shape: tuple[int, ...]) -> int:
-        """How many rows a block of values has."""
+        """Return how many rows a block of values has."""
         return max(1, BLOCK_VALUES // max(1, int(np.prod(shape))))
 
     def blocks(self, rows: Tensor | None) -> Iterator[Floats]:
-        """Rows in float64, in the columns' own units; bytes without a scale are in [0, 1]."""
+        """Yield rows in float64, in the columns' own units; bytes without a scale are in [0, 1]."""
         numbers = None if rows is None else rows.numpy()
         count = self._num_rows if numbers is None else len(numbers)
         step = self.rows_at_once(self._shape)
@@ -214,7 +214,7 @@ class DenseReading:
         return x / 255.0 if values.dtype == np.uint8 and self.field.scale is None else x
 
     def _stored(self, rows: Tensor | None) -> Tensor:
-        """All columns as they are; of several types each converted by itself."""
+        """Return all columns as stored; if dtypes differ, each is converted on its own."""
         tensors = [as_tensor(column, rows) for column in self._columns]
         flat = [item.reshape(item.shape[0], -1) for item in tensors]
         kinds = {item.dtype for item in flat}
@@ -223,14 +223,14 @@ class DenseReading:
         return values.reshape(values.shape[0], *self._shape)
 
     def _wide(self, item: Tensor) -> Tensor:
-        """A column beside columns of other types: scaled on its own when it is uint8."""
+        """Convert a column next to columns of other dtypes: uint8 is scaled on its own."""
         if item.dtype == torch.uint8 and self.field.scale is None:
             return item.to(torch.float32) / 255.0
         return item.to(torch.float32)
 
 
 def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
-    """Some rows of a mapped column; None: all of them."""
+    """Read rows of a mapped column; None: all of them."""
     if not isinstance(array, np.memmap) and not hasattr(array, "parts"):
         taken = array[slice(None) if rows is None else rows.numpy()]
         return torch.from_numpy(np.ascontiguousarray(taken, _kept_as(array.dtype)))
@@ -245,6 +245,6 @@ def as_tensor(array: Any, rows: Tensor | None) -> Tensor:
 
 
 def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of a tensor: there are no whole numbers without a sign, but for bytes."""
+    """Return the dtype of a tensor: torch has few unsigned dtypes, so only uint8 stays unsigned."""
     is_unsigned = dtype.kind == "u" and dtype != np.uint8
     return np.dtype(np.int64) if is_unsigned else dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""What the fields of a job give the network, from a dataset's description alone. Reads no row."""
+"""Derive the shapes of a job's fields from a dataset's metadata. Reads no rows."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "i
 
 
 class BadField(Exception):
-    """A field cannot read the dataset; ``key`` is the part of the field to change, if one is."""
+    """A field cannot read the dataset. ``key`` is the part of the field to change, if any."""
 
     def __init__(self, detail: str, key: str = "") -> None:
         super().__init__(detail)
@@ -36,12 +36,12 @@ class BadField(Exception):
 def field_shape(
     name: str, field: Field, meta: dict[str, Any], split: str | None = None
 ) -> FieldShape:
-    """What a field gives the network, from the dataset's description alone.
+    """Return the shape and dtype of a field for the network, from the dataset's metadata alone.
 
-    A sequence has the steps of the longest row of the split; of all splits if none is named.
+    A sequence has as many steps as the longest row of the split, or of all splits if none is named.
 
     Raises:
-        BadField: a column is missing, or is not of a kind or shape that the field can take.
+        BadField: a column is missing, or has a dtype or shape that the field does not accept.
     """
     columns = [_column(name, field, wanted, meta) for wanted in field_columns(name, field)]
     if isinstance(field, SparseField):
@@ -65,7 +65,7 @@ def field_shape(
 
 
 def _num_classes(name: str, field: IntegerField, column: dict[str, Any]) -> int:
-    """How many values an integer field has."""
+    """Return the number of values of an integer field."""
     names: list[str] | None = column.get("classes")
     of = f"column {column['name']!r}"
     if column["dtype"] == "string" and field.classes is None:
@@ -90,7 +90,7 @@ def _num_classes(name: str, field: IntegerField, column: dict[str, Any]) -> int:
 
 
 def _even_shape(name: str, field: DenseField, columns: list[dict[str, Any]]) -> tuple[int, ...]:
-    """Of a column of lists of which only those of one length can be read."""
+    """Return the shape of a field that reads lists of one length from a column of lists."""
     number, column = next(item for item in enumerate(columns) if None in item[1]["shape"])
     inner = math.prod(column["shape"][1:])
     if field.shape is None or len(columns) > 1 or math.prod(field.shape) % inner:
@@ -107,10 +107,10 @@ def _steps(column: dict[str, Any]) -> str:
 
 
 def num_tokens(column: dict[str, Any], unit: Unit) -> dict[str, int]:
-    """The tokens that a column of texts has, by split.
+    """Return the number of tokens of a text column, by split.
 
     Raises:
-        BadField: nobody counted them.
+        BadField: they were not counted.
     """
     return {split: int(found["total"]) for split, found in _tokens(column, unit).items()}
 
@@ -131,10 +131,10 @@ def token_bound(
     *,
     line_ends: bool = False,
 ) -> int | None:
-    """The most ids that a vocabulary of a column has, the reserved ones included; None: not known.
+    """Return the max size of a column's vocabulary with reserved ids; None: unknown.
 
-    It has exactly so many when all rows of the split are trained on, but for windows over
-    characters whose texts have line ends of their own.
+    The size is exact if all rows of the split are trained on, except for windows over characters
+    whose texts have line ends of their own.
     """
     asked = vocabulary or Vocabulary()
     if asked.given is not None:
@@ -151,9 +151,9 @@ def token_bound(
 
 
 def at_least(counts: list[int], min_count: int) -> int:
-    """The most tokens that occur so often; ``counts`` is by least number, from one on.
+    """Return the max number of tokens that occur ``min_count`` times; ``counts[0]`` is for 1.
 
-    A list that ends early: nothing occurs more often, unless it is as long as it can be.
+    If a list ends early, no token occurs more often, unless the list has its maximum length.
     """
     if min_count > len(counts) and len(counts) < MAX_MIN_COUNT:
         return 0
@@ -161,7 +161,7 @@ def at_least(counts: list[int], min_count: int) -> int:
 
 
 def _tokenized(name: str, field: IntegerSequenceField, column: dict[str, Any]) -> dict[str, Any]:
-    """A column of texts as the lists of integers that it becomes."""
+    """Return the description of a text column as the lists of integers that it becomes."""
     unit = field.tokens
     if column["dtype"] != "string" or unit is None:
         detail = f"field {name!r} makes tokens of texts, and column {column['name']!r} holds none"
@@ -177,7 +177,7 @@ def _tokenized(name: str, field: IntegerSequenceField, column: dict[str, Any]) -
 def _token_dim(
     name: str, field: IntegerSequenceField, column: dict[str, Any], split: str | None
 ) -> int | None:
-    """The size of the vocabulary: what the field says, or what the dataset allows."""
+    """Return the vocabulary size: what the field says, or what the dataset's counts allow."""
     if field.tokens is None:
         return field.dim or column.get("dim")
     given = None if field.vocabulary is None else field.vocabulary.given
@@ -244,7 +244,7 @@ def _sparse_shape(
 
 
 def checked_shape(name: str, field: Field, meta: dict[str, Any]) -> FieldShape:
-    """What a field gives the network, where a job runs already.
+    """Return the shape and dtype of a field for the network, for a job that already runs.
 
     Raises:
         DataFailed: it cannot read the dataset.
@@ -256,7 +256,7 @@ def checked_shape(name: str, field: Field, meta: dict[str, Any]) -> FieldShape:
 
 
 def _longest(column: dict[str, Any], split: str | None) -> int:
-    """The steps of the longest row; at least one, since a batch has one."""
+    """Return the steps of the longest row; at least one, because a batch has one."""
     if column["shape"][0] is not None:
         return int(column["shape"][0])
     found: dict[str, dict[str, int]] = column["lengths"]
@@ -265,14 +265,14 @@ def _longest(column: dict[str, Any], split: str | None) -> int:
 
 
 def num_steps(column: dict[str, Any], split: str, num_rows: int) -> int:
-    """The steps of all rows of a split."""
+    """Return the number of steps in all rows of a split."""
     if column["shape"][0] is not None:
         return int(column["shape"][0]) * num_rows
     return int(column["lengths"][split]["total"])
 
 
 def column_view(name: str, field: Field, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The first column of a field as the field sees it: texts as tokens, if it makes such of them.
+    """Describe the first column of a field as the field reads it: texts may become tokens.
 
     Raises:
         BadField: the field cannot read it.
@@ -281,12 +281,12 @@ def column_view(name: str, field: Field, meta: Mapping[str, Any]) -> dict[str, A
 
 
 def field_columns(name: str, field: Field) -> tuple[str, ...]:
-    """The columns that a field reads, in order."""
+    """Return the columns that a field reads, in order."""
     return field.source_columns or (name,)
 
 
 def _holds_text(name: str, field: Field, column: Mapping[str, Any]) -> str:
-    """Why a field of numbers cannot read a column of texts, and what to do about it."""
+    """Explain why a numeric field cannot read a text column, and what to do about it."""
     detail = f"field {name!r} needs numbers, and column {column['name']!r} holds text"
     if isinstance(field, IntegerSequenceField):
         return f"{detail}: say which tokens it is made of"

@@ -1,4 +1,4 @@
-"""Integer fields: one class or id per row, checked, into memory."""
+"""Read integer fields: one class or id per row, checked, into memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,13 +22,13 @@ _LISTED = 20
 
 
 class IntegerReading:
-    """What an integer field reads of one split."""
+    """Reads an integer field of one split."""
 
     def __init__(self, name: str, field: IntegerField, table: Table, split: str) -> None:
-        """Map the column, and find the class of each row where the field has classes.
+        """Map the column, and find the class of each row if the field has classes.
 
         Raises:
-            DataFailed: it is missing or misshapen.
+            DataFailed: it is missing or has the wrong shape.
         """
         self._name, self._field, self._split, self._table = name, field, split, table
         shape = checked_shape(name, field, table.meta)
@@ -46,7 +46,7 @@ class IntegerReading:
             self._values = self._classified(field.classes, described.get("classes"))
 
     def _classified(self, classes: tuple[Any, ...], names: list[str] | None) -> NDArray[np.int64]:
-        """Of each row the place of its value among the classes; -1 where it is none of them."""
+        """Return the index of each row's value in the classes; -1 if it is none of them."""
         places = {value: place for place, value in enumerate(classes)}
         if self._texts is not None:
             chunks = self._texts.chunks(_CHUNK_BYTES)
@@ -59,7 +59,7 @@ class IntegerReading:
         return table[inverse.reshape(-1)]
 
     def flaws(self) -> Iterator[BadRows]:
-        """Rows with a value outside [0, dim), that is missing, or that is no class."""
+        """Yield rows whose value is outside [0, dim), is missing, or is not a class."""
         rows = bad_places(self._values, outside(self._dim))
         if rows.size:
             of = f"field {self._name!r}"
@@ -94,5 +94,5 @@ class IntegerReading:
         return f"{value:.17g}" if isinstance(value, float) else str(int(value))
 
     def load(self, rows: Tensor | None) -> LoadedField:
-        """Read some rows into memory; None: all of the split."""
+        """Read rows into memory; None: all of the split."""
         return LoadedField(as_tensor(self._values, rows).to(torch.int64), is_integer=True)

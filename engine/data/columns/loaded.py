@@ -1,4 +1,4 @@
-"""A field's values in memory, one row of the same size after the other.
+"""A field's values in memory, as rows of equal size.
 
 Shape suffixes: B = rows of a batch, N = rows of the split.
 """
@@ -14,41 +14,41 @@ from engine.data.columns.staging import gathered
 
 @dataclass(frozen=True)
 class LoadedField:
-    """A field's values in memory, as they are stored, and how a batch of them is made."""
+    """A field's values in memory, as stored, and how to create a batch from them."""
 
     values: Tensor
     divide_by: float | None = None
     scale: float | None = None
     is_integer: bool = False
     normal: tuple[Tensor, Tensor] | None = None
-    """What a batch is shifted and divided by, where that was not done beforehand."""
+    """Shift and divisor of a batch, if the values are not normalized beforehand."""
 
     def to(self, device: torch.device) -> "LoadedField":
-        """The same with its values on a device."""
+        """Return a copy with the values on a device."""
         return replace(self, values=self.values.to(device))
 
     def ready(self, device: torch.device) -> "LoadedField":
-        """The same with all that a batch needs beside its values on a device."""
+        """Return a copy whose shift and divisor are on a device."""
         if self.normal is None:
             return self
         shift, divisor = self.normal
         return replace(self, normal=(shift.to(device), divisor.to(device)))
 
     def normalized(self, shift: Tensor, divisor: Tensor) -> "LoadedField":
-        """The same with batches that are normalised."""
+        """Return a copy whose batches are normalized."""
         return replace(self, normal=(shift, divisor))
 
     @property
     def nbytes(self) -> int:
-        """What moves to a device."""
+        """Bytes to move to a device."""
         return self.values.nbytes
 
     def batch(
         self, rows_B: Tensor | slice, device: torch.device, change: Change | None = None
     ) -> Tensor:
-        """The rows as the network takes them; always memory of its own.
+        """Return the rows as the network takes them, always in newly allocated memory.
 
-        ``change`` is done to them before they are normalised.
+        ``change`` is applied before they are normalized.
         """
         stored = gathered(self.values, rows_B, device)
         if self.is_integer:

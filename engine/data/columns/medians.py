@@ -1,10 +1,10 @@
-"""Exact medians of values that are read again and again, in memory that does not grow with them.
+"""Compute exact medians of values that are read several times, in bounded memory.
 
-A float64 as an unsigned integer of the same order has 64 bits. Each reading counts the values of a
-feature by their next 16 bits, among those whose bits before are those of the median; when few are
-left, one more reading takes them, and they are sorted. Knows numpy only.
+A float64 maps to a 64-bit unsigned integer of the same order, its key. Each pass over the data
+counts the next 16 bits of a feature's keys, among keys whose earlier bits equal the median's. When
+few values remain, one more pass collects them, and they are sorted. Uses numpy only.
 
-Shape suffixes: N = rows (of a sequence: steps), G = features with medians of their own, M = all
+Shape suffixes: N = rows (for a sequence: steps), G = features with their own medians, M = all
 values of one feature.
 """
 
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Blocks = Callable[[], Iterator[Floats]]
-"""Reads the values from the beginning: blocks of rows, in the column's own units."""
+"""Reads the values from the start: blocks of rows, in the column's own units."""
 _Keys = NDArray[np.uint64]
 _BITS = 16
 _FEW = 1 << 22
-"""So many values are taken at once."""
+"""The number of values that may be collected at once."""
 _SIGN = np.uint64(1 << 63)
 
 
 def by_feature(block: Floats, *, whole: bool) -> Floats:
-    """A block as [G, N * R]: all values of one feature beside each other."""
+    """Return a block as [G, N * R]: all values of a feature are adjacent."""
     if whole or block.ndim == 1:
         return block.reshape(1, -1)
     return np.moveaxis(block.reshape(*block.shape[:2], -1), 1, 0).reshape(block.shape[1], -1)
 
 
 def medians(blocks: Blocks) -> Floats:
-    """Of each feature, over the values that are there; NaN where there is none."""
+    """Return the median of each feature, without missing values; NaN if all are missing."""
     counts_G = sum((~np.isnan(by_feature(x, whole=False))).sum(axis=1) for x in blocks())
     assert isinstance(counts_G, np.ndarray)  # noqa: S101 (there is a block at least)
     found = np.full(len(counts_G), np.nan)
     first = 0
-    while first < len(counts_G):  # as many features as may be taken at once, at least one
+    while first < len(counts_G):  # as many features as can be collected at once, at least one
         last = int(np.searchsorted(np.cumsum(counts_G[first:]), _FEW, side="right")) + first
         last = max(last, first + 1)
         part = [_Median(int(count)) for count in counts_G[first:last]]
@@ -60,7 +60,7 @@ def _read(
 
 
 def _keys(values: Floats) -> _Keys:
-    """Integers in the order of the values."""
+    """Return integers in the order of the values."""
     bits = np.ascontiguousarray(values).view(np.uint64)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
@@ -70,25 +70,25 @@ def _floats(keys: _Keys) -> Floats:
 
 
 class _Median:
-    """The search for the median of one feature: a range of keys that it lies in."""
+    """The search for the median of one feature: the range of keys that contains it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._low, self._bits = 0, 64
-        """The keys are from ``low`` on, and differ in their last so many bits."""
+        """The keys in the range start at ``low`` and differ in their last ``bits`` bits."""
         self._below, self._inside = 0, count
-        """Values below the range, and in it."""
+        """Number of values below the range, and in it."""
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._taken: list[_Keys] = []
         self._next: int | None = None
 
     @property
     def is_wide(self) -> bool:
-        """Whether too many values are left."""
+        """Whether the range has too many values to collect."""
         return self._inside > _FEW and self._bits > 0
 
     def narrow(self, keys: _Keys) -> None:
-        """Count keys by the next bits."""
+        """Count the keys in the range by their next bits."""
         if not self.is_wide:
             return
         if not len(self._counts):
@@ -103,7 +103,7 @@ class _Median:
         return (keys >= np.uint64(self._low)) & (keys <= np.uint64(last))
 
     def choose(self) -> None:
-        """Go on with the bits that the lower middle value has."""
+        """Narrow the range to the bits of the lower middle value."""
         if not len(self._counts):
             return
         before = np.cumsum(self._counts)
@@ -116,7 +116,7 @@ class _Median:
         self._counts = np.zeros(0, np.int64)
 
     def take(self, keys: _Keys) -> None:
-        """Keep what is left; and of what is above it, the least."""
+        """Collect the keys in the range, and the smallest key above it."""
         is_inside = self._is_inside(keys)
         if self._bits:
             self._taken.append(keys[is_inside])
@@ -127,7 +127,7 @@ class _Median:
 
     @property
     def value(self) -> float:
-        """The mean of the two in the middle, which may be one."""
+        """The mean of the two middle values, which may be the same one."""
         if not self._count:
             return float("nan")
         ranks = ((self._count - 1) // 2 - self._below, self._count // 2 - self._below)
@@ -136,7 +136,7 @@ class _Median:
         return float(np.mean(_floats(np.array(both, np.uint64))))
 
     def _at(self, rank: int, keys: _Keys | None) -> int:
-        if rank >= self._inside:  # the upper one may be the first behind the range
+        if rank >= self._inside:  # the upper middle value may be the first one above the range
             assert self._next is not None  # noqa: S101 (half of the values are above the median)
             return self._next
         return self._low if keys is None else int(keys[rank])

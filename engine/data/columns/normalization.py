@@ -1,10 +1,10 @@
-"""What a field of floating-point values is filled, shifted and divided by, found from its rows.
+"""Compute what fills, shifts and divides the values of a field, from its rows.
 
-All figures are float64, and so are the sums that they come from: parts are merged by their means
-and squared distances (Chan, Golub and LeVeque, "Updating formulae", 1979), so that neither the
-order nor the size of the parts matters beyond rounding. Knows numpy only.
+All statistics are float64, and so are the sums behind them. Parts are merged by their means and
+squared deviations (Chan, Golub and LeVeque, "Updating formulae", 1979), so that the order and the
+size of the parts change nothing beyond rounding. Uses numpy only.
 
-Shape suffixes: N = rows (of a sequence: steps), G = features with figures of their own, R = values
+Shape suffixes: N = rows (for a sequence: steps), G = features with their own statistics, R = values
 of one feature in a row.
 """
 
@@ -19,28 +19,28 @@ from glasshouse.errors import DataFailed
 from glasshouse.spec import Fill, Normalize
 
 BLOCK_VALUES = 1 << 20
-"""The values of a block."""
+"""The number of values in a block."""
 
 
 @dataclass(frozen=True)
 class ColumnFigures:
-    """Of each feature; None: what is not asked for. One alone stands for all features."""
+    """Statistics of each feature; None: not requested. A single value applies to all features."""
 
     fill: Floats | None = None
     """In the column's own units."""
     shift: Floats | None = None
-    """In the network's, as all that follows."""
+    """In the network's units, like the divisor."""
     divisor: Floats | None = None
 
     def filled(self, x: Floats) -> Floats:
-        """A block [N, …] with missing values filled; may be the block itself."""
+        """Fill missing values of a block [N, …]; may return the block itself."""
         if self.fill is None:
             return x
         is_missing = np.isnan(x)
         return np.where(is_missing, self._along(self.fill, x), x) if is_missing.any() else x
 
     def normalized(self, x: Floats) -> Floats:
-        """A block [N, …] shifted and divided; may be the block itself."""
+        """Shift and divide a block [N, …]; may return the block itself."""
         if self.shift is None or self.divisor is None:
             return x
         return (x - self._along(self.shift, x)) / self._along(self.divisor, x)
@@ -56,27 +56,27 @@ class ColumnFigures:
 
 
 def of_field(found: ColumnFigures | None, fill: Fill | None) -> ColumnFigures | None:
-    """What a field goes by: figures of training rows, and the number that it gives itself."""
+    """Combine the statistics of training rows with a number that the field sets as its fill."""
     if fill is None or isinstance(fill, str):
         return found
     return replace(found or ColumnFigures(), fill=np.array([fill], np.float64))
 
 
 def along(figures_G: Floats, num_axes: int) -> Floats:
-    """Figures so that they meet the second axis of a block of so many axes."""
+    """Reshape statistics to broadcast along the second axis of a block with ``num_axes`` axes."""
     return figures_G.reshape(-1, *[1] * (num_axes - 2))
 
 
 def find_figures(
     name: str, blocks: Blocks, scale: float | None, fill: Fill | None, normalize: Normalize | None
 ) -> ColumnFigures:
-    """Look at all values of a field.
+    """Compute the statistics of all values of a field.
 
-    ``blocks`` are of the rows that are trained on, [N, G, …] or [N]; all of them are finite, but
-    for missing ones that are filled.
+    ``blocks`` are the training rows, [N, G, …] or [N]. All values are finite, except for missing
+    ones that are filled.
 
     Raises:
-        DataFailed: a feature has no value to be filled by.
+        DataFailed: a feature has no value to compute its fill from.
     """
     figures = ColumnFigures(_fill(name, blocks, fill))
     if normalize is None:
@@ -113,7 +113,7 @@ def _means(blocks: Blocks) -> Floats:
 
 
 class Moments:
-    """Count, mean, squares and extremes of each feature; missing values are not counted."""
+    """Count, mean, squares, min and max of each feature; missing values are not counted."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
@@ -121,7 +121,7 @@ class Moments:
         self._low, self._high = np.array([np.inf]), np.array([-np.inf])
 
     def update(self, block: Floats) -> None:
-        """Take in a block [N, G, …] or [N]."""
+        """Add a block [N, G, …] or [N]."""
         x = by_feature(block, whole=self._whole)
         is_there = ~np.isnan(x)
         count = is_there.sum(axis=1).astype(np.float64)
@@ -131,7 +131,7 @@ class Moments:
         total = self._count + count
         apart = np.where(self._count > 0, mean - self._mean, mean)
         share = count / np.maximum(total, 1)
-        with np.errstate(over="ignore", invalid="ignore"):  # of numbers near the greatest
+        with np.errstate(over="ignore", invalid="ignore"):  # for values near the float64 limit
             between = np.where(self._count > 0, np.square(apart) * self._count * share, 0)
             self._squares = self._squares + np.square(away).sum(axis=1) + between
         self._mean = self._mean + apart * share
@@ -143,14 +143,14 @@ class Moments:
 
     @property
     def mean(self) -> Floats:
-        """NaN where there was no value."""
+        """The mean; NaN if there was no value."""
         return np.where(self._count > 0, self._mean, np.nan)
 
     def of(self, normalize: Normalize) -> tuple[Floats, Floats]:
-        """What to shift and to divide by.
+        """Return the shift and the divisor.
 
-        What is the same everywhere is not divided, and shifted by itself and not by its mean, which
-        may be off by a rounding.
+        A constant feature is not divided. It is shifted by its value, because its mean may differ
+        by a rounding error.
         """
         is_same = self._low >= self._high
         spread = self._high - self._low

@@ -1,7 +1,7 @@
-"""What a job learned from its training rows before the first step: a part of its checkpoints.
+"""What a job computes from its training rows before the first step, as a part of its checkpoints.
 
-Figures to normalise and to fill by, and vocabularies. They are found once; whoever goes on from the
-checkpoint, or runs its network, takes them from there.
+These are the statistics to normalize and fill with, and vocabularies. They are computed once. A job
+that resumes from the checkpoint, or inference with its network, reads them from there.
 """
 
 import json
@@ -23,26 +23,26 @@ from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Data, Normalize, Windows
 
 PART = "data"
-"""What a checkpoint calls it."""
+"""The name of this part in a checkpoint."""
 WINDOWS = "data.windows"
-"""Stands for a field where a vocabulary is that of windows; no field has a dot in its name."""
+"""The key of a windows vocabulary, in place of a field's name; no field name contains a dot."""
 _FIGURES = ("fill", "shift", "divisor")
 
 
 @dataclass
 class Prepared:
-    """By field; empty where a job asks for nothing of the kind."""
+    """Statistics and vocabularies by field; empty if a job needs none."""
 
     figures: dict[str, ColumnFigures] = field(default_factory=dict[str, ColumnFigures])
     tokens: dict[str, Tokens] = field(default_factory=dict[str, Tokens])
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to keep."""
+        """Whether there is nothing to save."""
         return not self.figures and not self.tokens
 
     def state(self) -> State:
-        """Figures as float64 tensors, vocabularies as the bytes of a JSON list."""
+        """Return statistics as float64 tensors, vocabularies as the bytes of a JSON list."""
         found: State = {}
         for name, figures in self.figures.items():
             for key in _FIGURES:
@@ -53,7 +53,7 @@ class Prepared:
         return found
 
     def restore(self, state: State) -> None:
-        """Check that the rows that were read were prepared like this.
+        """Check that the current rows were prepared with the same values.
 
         Raises:
             CheckpointMismatch: they were not.
@@ -68,10 +68,10 @@ class Prepared:
 
     @staticmethod
     def read(state: Mapping[str, Any]) -> "Prepared":
-        """What `state` gave.
+        """Read what `state` returned.
 
         Raises:
-            CheckpointMismatch: it is none of this.
+            CheckpointMismatch: it is something else.
         """
         figures: dict[str, dict[str, Any]] = {}
         found = Prepared()
@@ -89,7 +89,7 @@ class Prepared:
         return found
 
     def alike(self, before: Data, after: Data) -> "Prepared":
-        """What two jobs ask for in the same way; the other must be learned anew."""
+        """Return what two jobs request in the same way; the rest must be computed again."""
         kept = Prepared()
         for name, figures in self.figures.items():
             if _figures_asked(before, name) == _figures_asked(after, name):
@@ -101,23 +101,23 @@ class Prepared:
 
     @staticmethod
     def of(checkpoint: Path) -> "Prepared":
-        """That of a checkpoint; empty where it has none.
+        """Read a checkpoint's; empty if it has none.
 
         Raises:
-            CheckpointDamaged: its file is not what was written.
+            CheckpointDamaged: its file does not match the manifest.
         """
         return Prepared.read(read_part(checkpoint, PART))
 
 
 def _figures_asked(data: Data, name: str) -> list[Any]:
-    """What figures of a field depend on, beside the rows."""
+    """Return what the statistics of a field depend on besides the rows."""
     mine = data.fields.get(name)
     asked = [getattr(mine, key, None) for key in ("type", "fill", "scale", "shape", "columns")]
     return [data.normalize.get(name), *asked]
 
 
 def _tokens_asked(data: Data, name: str) -> list[Any]:
-    """What a vocabulary depends on, beside the rows and its size."""
+    """Return what a vocabulary depends on besides the rows and its size."""
     if name == WINDOWS:
         windows = data.windows
         return [] if windows is None else [windows.tokens, windows.vocabulary.given]
@@ -145,15 +145,15 @@ def _is_same(mine: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Preparing:
-    """What rows go through on their way to the network, beside what their fields say."""
+    """How rows are prepared for the network, in addition to the options of their fields."""
 
     normalize: Mapping[str, Normalize] = field(default_factory=dict[str, Normalize])
     windows: Windows | None = None
     on_bad_row: OnBadRow = "fail"
     known: Prepared | None = None
-    """What was learned before; None: it is learned from these rows."""
+    """Known statistics and vocabularies; None: compute them from these rows."""
 
     @staticmethod
     def of(data: Data, known: Prepared | None = None) -> "Preparing":
-        """That of a job."""
+        """Return a job's."""
         return Preparing(data.normalize, data.windows, data.on_bad_row, known)

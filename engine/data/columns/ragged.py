@@ -1,8 +1,8 @@
-"""Rows of different lengths: read from a dataset directory, kept in memory, padded to batches.
+"""Rows of different lengths: read from a dataset directory, kept in memory, padded in batches.
 
-A column is its values, those of all rows one after the other, and the offsets at which rows begin.
-Values stay where batches are made; starts and lengths stay in host memory, so that how wide a batch
-becomes is known without waiting for a device. Knows torch and numpy; knows nothing of networks.
+A column is the concatenated values of all rows, and the offsets at which rows begin. Values stay on
+the device that batches are created on. Starts and lengths stay in host memory, so the width of a
+batch is known without waiting for a device. Depends on torch and numpy, not on networks.
 
 Shape suffixes: B = rows of a batch, T = steps of its longest row, N = rows, S = the steps of all
 rows together.
@@ -33,17 +33,17 @@ _CHUNK_STEPS = 1 << 18
 
 @dataclass(frozen=True)
 class RaggedColumn:
-    """One column of one split, mapped and not read."""
+    """One column of one split, memory-mapped and not read."""
 
     name: str
     split: str
     values: NDArray[Any]
     offsets: NDArray[np.int64]
     place: Callable[[str, int], str] | None = None
-    """Where a row of a split is, in words; None: they are all of its rows."""
+    """Returns where a row of a split is, in words; None: these are all rows of the split."""
 
     def check(self, num_rows: int) -> None:
-        """Refuse offsets that lead outside of the values.
+        """Refuse offsets outside of the values.
 
         Raises:
             DataFailed: the files do not belong together.
@@ -56,15 +56,15 @@ class RaggedColumn:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of every row."""
+        """The length of every row."""
         return np.diff(self.offsets)
 
     def rows_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows that some of the values, by their places, belong to; each once, ascending."""
+        """Return the rows that values, by index, belong to: unique and ascending."""
         return np.unique(np.searchsorted(self.offsets, steps, side="right") - 1)
 
     def where(self, row: int) -> str:
-        """A row in words."""
+        """Return where a row is, in words."""
         if self.place is not None:
             return self.place(self.split, row)
         return f"row {row} of split {self.split!r}"
@@ -72,19 +72,19 @@ class RaggedColumn:
 
 @dataclass(frozen=True)
 class Limited:
-    """Which rows remain of those that a source takes, and what that leaves out."""
+    """The rows of a source that remain under a length limit, and what is cut off or dropped."""
 
     rows: Tensor | None
-    """Ascending; None: all of the split."""
+    """Row numbers, ascending; None: all rows of the split."""
     left_out: dict[str, int]
-    """What is left out, in words, and how much of it."""
+    """What is cut off or dropped, in words, and how much of it."""
 
 
 def limited(columns: Mapping[str, RaggedColumn], rows: Tensor | None, limit: Sequences) -> Limited:
-    """Apply the limit on lengths to the rows that a source takes; ``columns`` are by field.
+    """Apply the length limit to the rows of a source; ``columns`` are by field.
 
     Raises:
-        DataFailed: a row is longer than it may be, and ``overflow`` is ``error``.
+        DataFailed: a row is longer than allowed, and ``overflow`` is ``error``.
     """
     most = limit.max_length
     if most is None or not columns:
@@ -117,10 +117,10 @@ def limited(columns: Mapping[str, RaggedColumn], rows: Tensor | None, limit: Seq
 
 @dataclass(frozen=True)
 class LoadedSequence:
-    """A sequence field's rows in memory, as they are stored, and how a batch of them is made."""
+    """A sequence field's rows in memory, as stored, and how to create a batch from them."""
 
     values: Tensor
-    """Of all rows one after the other, [S] or [S, dim]; where batches are made."""
+    """The concatenated values of all rows, [S] or [S, dim], on the device for batches."""
     starts: Tensor
     """Where each row begins, in host memory."""
     lengths: Tensor
@@ -130,32 +130,32 @@ class LoadedSequence:
     is_integer: bool = False
     padding_value: int = 0
     weights: Tensor | None = None
-    """Of places of a sparse vector their values, [S, 1]."""
+    """For a sparse field: the values of its indices, [S, 1]."""
     around: Tensor | None = None
-    """Where the steps of a window lie from its start, where the values are; None: one after the
-    other."""
+    """Offsets of a window's steps from its start, on the device of the values; None: consecutive
+    steps."""
 
     def to(self, device: torch.device) -> "LoadedSequence":
-        """The same with its values on a device."""
+        """Return a copy with the values on a device."""
         weights = None if self.weights is None else self.weights.to(device)
         around = None if self.around is None else self.around.to(device)
         return replace(self, values=self.values.to(device), weights=weights, around=around)
 
     def ready(self, device: torch.device) -> "LoadedSequence":
-        """The same; a batch needs nothing beside the values."""
+        """Return this object: a batch needs nothing but the values."""
         return self
 
     def cut(self, most: int) -> "LoadedSequence":
-        """The same rows without the steps behind the first so many."""
+        """Return the same rows, truncated to the first ``most`` steps."""
         return replace(self, lengths=self.lengths.clamp(max=most))
 
     @property
     def nbytes(self) -> int:
-        """What moves to a device."""
+        """Bytes to move to a device."""
         return self.values.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
     def batch(self, rows_B: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Some rows, padded to the longest of them; and their lengths, in host memory.
+        """Return rows, padded to the longest of them, and their lengths, in host memory.
 
         ``rows_B`` are in host memory. The batch has at least one step.
         """
@@ -175,9 +175,9 @@ class LoadedSequence:
         return x.masked_fill_(is_padding_BT[..., None], 0.0), lengths_B
 
     def _stored(self, index_BT: Tensor, device: torch.device) -> Tensor:
-        """The values at some places, on a device, in memory of their own; zeros if there are none.
+        """Return the values at some indices, on a device, newly allocated; zeros without values.
 
-        To CUDA they go in the dtype in which they are stored, by way of pinned memory.
+        To CUDA they are copied in the stored dtype, through pinned memory.
         """
         shape = (*index_BT.shape, *self.values.shape[1:])
         if not len(self.values):
@@ -185,7 +185,7 @@ class LoadedSequence:
         return gathered(self.values, index_BT.reshape(-1), device).reshape(shape)
 
     def _read(self, stored: Tensor) -> Tensor:
-        """Stored values as a network takes them."""
+        """Convert stored values to what the network takes."""
         if self.is_integer:
             return stored.to(torch.int64)
         x = stored.to(torch.float32)
@@ -199,7 +199,7 @@ class LoadedSequence:
 def steps_of(
     column: RaggedColumn, rows: Tensor | None, limit: Sequences, dtype: Any
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The steps of the rows that are taken, no longer than they may be; and their lengths."""
+    """Return the steps of the given rows, truncated to the limit, and their lengths."""
     starts, lengths = column.offsets[:-1], column.lengths
     if rows is not None:
         starts, lengths = starts[rows.numpy()], lengths[rows.numpy()]
@@ -211,7 +211,7 @@ def steps_of(
 def load_integers(
     field: IntegerSequenceField, column: RaggedColumn, rows: Tensor | None, limit: Sequences
 ) -> LoadedSequence:
-    """Read the rows that are taken of a column of integers into memory."""
+    """Read the given rows of a column of integers into memory."""
     dtype = np.int32 if (field.dim or 0) <= 2**31 else np.int64
     flat = replace(column, values=column.values.reshape(-1))
     values, lengths = steps_of(flat, rows, limit, dtype)
@@ -221,7 +221,7 @@ def load_integers(
 def load_vectors(
     field: DenseSequenceField, column: RaggedColumn, rows: Tensor | None, limit: Sequences
 ) -> LoadedSequence:
-    """Read the rows that are taken of a column of vectors into memory."""
+    """Read the given rows of a column of vectors into memory."""
     stays = column.values.dtype.name in ("uint8", "float32")
     dtype = column.values.dtype if stays else np.dtype(np.float32)
     wide = replace(column, values=column.values.reshape(-1, field.dim))
@@ -239,7 +239,7 @@ def in_memory(
     is_integer: bool = False,
     padding_value: int = 0,
 ) -> LoadedSequence:
-    """Rows that lie one after the other."""
+    """Create a field from concatenated rows."""
     starts = torch.from_numpy(np.cumsum(lengths) - lengths)
     return LoadedSequence(
         torch.from_numpy(values),
@@ -251,14 +251,14 @@ def in_memory(
 
 
 def places_of(field: SparseField, column: RaggedColumn) -> RaggedColumn:
-    """A sparse field's places alone."""
+    """Return the indices of a sparse field, without values."""
     if isinstance(field, SparseBinaryField):
         return column
     return replace(column, values=np.asarray(column.values.reshape(-1, 2))[:, 0])
 
 
 def load_sparse(field: SparseField, column: RaggedColumn, rows: Tensor | None) -> LoadedSequence:
-    """Read the places, and the values, of the rows that are taken."""
+    """Read the indices, and the values, of the given rows."""
     plain = IntegerSequenceField(type="integer_sequence", dim=field.dim)
     found = load_integers(plain, places_of(field, column), rows, Sequences())
     if isinstance(field, SparseBinaryField):
@@ -269,10 +269,10 @@ def load_sparse(field: SparseField, column: RaggedColumn, rows: Tensor | None) -
 
 
 def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
-    """Lists of pairs [place, value] as places and their values.
+    """Split lists of pairs [index, value] into indices and values.
 
     Raises:
-        DataFailed: a place lies outside [0, dim), or is no whole number.
+        DataFailed: an index is outside [0, dim), or is not an integer.
     """
     places = pairs.values[:, 0]
     if bool(((places != places.floor()) | (places < 0) | (places >= dim)).any()):
@@ -286,7 +286,7 @@ def split_pairs(pairs: LoadedSequence, name: str, dim: int) -> LoadedSequence:
 
 
 def forget_pages(array: NDArray[Any]) -> None:
-    """Let go of what was read of a mapped file, which would count as memory of the process."""
+    """Release the read pages of a mapped file, which would count as memory of the process."""
     for part in getattr(array, "parts", (array,)):
         mapped = getattr(part, "_mmap", None)
         if mapped is not None:
@@ -296,7 +296,7 @@ def forget_pages(array: NDArray[Any]) -> None:
 def _taken(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], dtype: Any
 ) -> NDArray[Any]:
-    """The steps of some rows, one row after the other."""
+    """Return the concatenated steps of some rows."""
     taken = np.empty((int(lengths.sum()), *values.shape[1:]), dtype)
     filled = 0
     for part in _parts(lengths):
@@ -310,7 +310,7 @@ def _taken(
 
 
 def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:
-    """Rows in order, so many at a time that their steps are not too many."""
+    """Yield rows in order, in groups with a bounded number of steps."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -322,7 +322,7 @@ def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def from_lists(rows: list[NDArray[Any]], *, is_integer: bool, padding_value: int) -> LoadedSequence:
-    """Rows that are in memory already, in the values that the network takes."""
+    """Create a field from rows in memory whose values are those that the network takes."""
     lengths = np.array([len(row) for row in rows], np.int64)
     values = np.concatenate(rows)
     return in_memory(values, lengths, is_integer=is_integer, padding_value=padding_value)

@@ -1,4 +1,4 @@
-"""Sequence and sparse fields: a list per row, or a text that becomes one, checked, into memory.
+"""Read sequence and sparse fields: a list per row, or a text that becomes one, into memory.
 
 Shape suffixes: S = the steps of all rows together, D = the width of a vector.
 """
@@ -47,15 +47,15 @@ from glasshouse.spec import (
 
 
 class SequenceReading:
-    """What a sequence or sparse field reads of one split."""
+    """Reads a sequence or sparse field of one split."""
 
     def __init__(
         self, name: str, field: RaggedField, table: Table, split: str, normalize: Normalize | None
     ) -> None:
-        """Map the column; a column of texts is cut into tokens.
+        """Map the column; split a column of texts into tokens.
 
         Raises:
-            DataFailed: it is missing or misshapen.
+            DataFailed: it is missing or has the wrong shape.
         """
         self._name, self._field, self._normalize = name, field, normalize
         self._dim = int(checked_shape(name, field, table.meta).dim or 0)
@@ -69,13 +69,13 @@ class SequenceReading:
 
     @property
     def is_limited(self) -> bool:
-        """Whether ``data.sequence`` is for this field."""
+        """Whether ``data.sequence`` applies to this field."""
         return not isinstance(self._field, SparseBinaryField | SparseFloatField)
 
     # --- checks ----------------------------------------------------------------------------------
 
     def flaws(self) -> Iterator[BadRows]:
-        """Rows with an integer out of range, or with a value that is missing or not finite."""
+        """Yield rows with integers out of range, missing values, or Inf if normalized."""
         field = self._field
         if isinstance(field, SparseBinaryField | SparseFloatField):
             yield from steps_outside(self._name, field.dim, places_of(field, self.column))
@@ -108,10 +108,10 @@ class SequenceReading:
     # --- values ----------------------------------------------------------------------------------
 
     def prepare(self, found: Prepared, rows: Tensor | None, limit: Sequences) -> None:
-        """Learn from the steps that are trained on, if there is anything to learn.
+        """Compute statistics or the vocabulary from the training steps, if the field needs them.
 
         Raises:
-            DataFailed: a feature has no value to be filled by.
+            DataFailed: a feature has no value to compute its fill from.
         """
         field = self._field
         if self._tokenized is not None and isinstance(field, IntegerSequenceField):
@@ -128,7 +128,7 @@ class SequenceReading:
             )
 
     def load(self, rows: Tensor | None, limit: Sequences, prepared: Prepared) -> LoadedSequence:
-        """Read some rows into memory; None: all of the split.
+        """Read rows into memory; None: all of the split.
 
         Raises:
             DataFailed: the vocabulary is larger than the field's ``dim``.
@@ -159,7 +159,7 @@ class SequenceReading:
         scale = 1.0 if field.scale is None else field.scale
         first = 0
         for block in self._blocks(field, values_SD):
-            with np.errstate(over="ignore"):  # what float32 does not hold is infinite in it
+            with np.errstate(over="ignore"):  # values beyond float32 become Inf
                 x = figures.normalized(figures.filled(block) * scale)
                 made[first : first + len(x)] = x
             first += len(block)
@@ -168,7 +168,7 @@ class SequenceReading:
     def vectors(
         self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The steps of some rows as they are stored, one row after the other; and the lengths."""
+        """Return the concatenated steps of some rows, as stored, and the lengths."""
         wide = replace(self.column, values=self.column.values.reshape(-1, field.dim))
         return steps_of(wide, rows, limit, self.column.values.dtype)
 
@@ -180,21 +180,21 @@ class SequenceReading:
 
 
 def steps_at_once(field: DenseSequenceField) -> int:
-    """How many steps a block of values has."""
+    """Return how many steps a block of values has."""
     return max(1, BLOCK_VALUES // field.dim)
 
 
 def in_floats(field: DenseSequenceField, block: NDArray[Any]) -> Floats:
-    """Steps in float64, in the column's own units; bytes without a scale are in [0, 1]."""
+    """Return steps in float64, in the column's own units; bytes without a scale are in [0, 1]."""
     x = block.astype(np.float64)
     return x / 255.0 if block.dtype == np.uint8 and field.scale is None else x
 
 
 def check_tokens(name: str, tokens: Tokens, dim: int) -> Tokens:
-    """Refuse a vocabulary, of a checkpoint say, that has more ids than the network was made for.
+    """Refuse a vocabulary, such as a checkpoint's, with more ids than the network supports.
 
     Raises:
-        DataFailed: it has.
+        DataFailed: it has more than ``dim`` ids.
     """
     if tokens.dim > dim:
         detail = f"the vocabulary of {name!r} has {tokens.dim} ids, and its dim is {dim}"

@@ -1,8 +1,8 @@
-"""Rows on their way to the device: to CUDA by way of pinned memory, so that no copy is waited for.
+"""Copy rows to the device: to CUDA through pinned memory, so that no copy blocks.
 
-torch copies to CUDA asynchronously from pinned memory alone. Rows are gathered right into it, which
-costs no second copy on the host; torch's allocator of pinned memory keeps a block until the device
-has read it.
+torch copies to CUDA asynchronously only from pinned memory. Rows are gathered directly into it,
+which needs no second copy on the host. torch's allocator of pinned memory keeps a block until the
+device has read it.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def gathered(values: Tensor, rows_B: Tensor | slice, device: torch.device) -> Tensor:
-    """Some rows of a tensor, on a device, in memory of their own.
+    """Return rows of a tensor on a device, in newly allocated memory.
 
     ``rows_B`` are on the device of ``values``, or a slice with a start and a stop.
     """
     if _is_pinned_for(values, device):
         landed = None
-        with contextlib.suppress(RuntimeError):  # no more memory can be pinned: then it is not
+        with contextlib.suppress(RuntimeError):  # no more memory can be pinned: copy without it
             landed = _pinned(values, rows_B)
         if landed is not None:
             return landed.to(device, non_blocking=True)
@@ -28,7 +28,7 @@ def gathered(values: Tensor, rows_B: Tensor | slice, device: torch.device) -> Te
 
 
 def moved(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; one that is there already is returned as it is."""
+    """Move a tensor to a device. A tensor that is already there is returned as it is."""
     if _is_pinned_for(values, device):
         return gathered(values, slice(0, len(values)), device)
     return values.to(device)
@@ -39,7 +39,7 @@ def _is_pinned_for(values: Tensor, device: torch.device) -> bool:
 
 
 def _pinned(values: Tensor, rows_B: Tensor | slice) -> Tensor:
-    """The rows in pinned host memory."""
+    """Return the rows in pinned host memory."""
     found = values[rows_B] if isinstance(rows_B, slice) else None
     num_rows = len(rows_B) if found is None else len(found)  # pyright: ignore[reportArgumentType]
     landed = torch.empty((num_rows, *values.shape[1:]), dtype=values.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""A dataset directory: ``meta.json`` and plain ``.npy`` files, mapped and not read. Knows numpy."""
+"""Read a dataset directory: ``meta.json`` and memory-mapped ``.npy`` files. Uses numpy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from glasshouse.errors import DataFailed
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column of texts of one split, mapped and not read."""
+    """One text column of one split, memory-mapped and not read."""
 
     name: str
     split: str
     data: NDArray[np.uint8]
-    """UTF-8, the rows one after the other."""
+    """UTF-8, all rows concatenated."""
     offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def check(self, num_rows: int) -> None:
-        """Refuse offsets that lead outside of the texts.
+        """Refuse offsets outside of the texts.
 
         Raises:
             DataFailed: the files do not belong together.
@@ -40,11 +40,11 @@ class TextColumn:
             raise DataFailed(f"{detail} its offsets do not fit its texts")
 
     def text(self, row: int) -> str:
-        """Of one row."""
+        """Return the text of one row."""
         return self._decoded(self.data[self.offsets[row] : self.offsets[row + 1]].tobytes())
 
     def chunks(self, num_bytes: int) -> Iterator[list[str]]:
-        """All texts in order, so many rows at a time that they take about so many bytes."""
+        """Yield all texts in order, in groups of rows with about ``num_bytes`` bytes."""
         first, last = 0, len(self)
         while first < last:
             begin = int(self.offsets[first])
@@ -64,7 +64,7 @@ class TextColumn:
 
 
 class Table:
-    """A dataset directory; columns are mapped, not read."""
+    """A dataset directory. Columns are memory-mapped, not read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -74,7 +74,7 @@ class Table:
             raise DataFailed(f"the dataset cannot be read: {cause}") from cause
 
     def num_rows(self, split: str) -> int:
-        """Rows of a split.
+        """Return the number of rows of a split.
 
         Raises:
             DataFailed: there is no such split.
@@ -85,11 +85,11 @@ class Table:
         return int(self.meta["splits"][split])
 
     def where(self, split: str, row: int) -> str:
-        """A row of the columns that are read, in words."""
+        """Return where a row is, in words."""
         return f"row {row} of split {split!r}"
 
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
-        """One column of a split, mapped read-only."""
+        """Return a column of a split, mapped read-only."""
         found = self.described(name)
         return self._map(self.directory / split / found["file"], name, split)
 
@@ -103,7 +103,7 @@ class Table:
             ) from cause
 
     def texts(self, split: str, name: str) -> TextColumn:
-        """A column of texts, mapped read-only.
+        """Return a text column, mapped read-only.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
@@ -116,11 +116,11 @@ class Table:
         return column
 
     def described(self, name: str) -> dict[str, Any]:
-        """What the description of the dataset says of a column."""
+        """Return the description of a column in the dataset's metadata."""
         return next(item for item in self.meta["columns"] if item["name"] == name)
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """A column as lists, mapped read-only; one of tensors as lists of the same length.
+        """Return a column as lists, mapped read-only; rows of a tensor become lists of one length.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.

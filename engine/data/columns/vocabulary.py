@@ -1,7 +1,7 @@
-"""Texts as tokens, and tokens as integers. Knows numpy only.
+"""Split texts into tokens, and map tokens to integers. Uses numpy only.
 
-0 is padding, 1 every token that is not in the vocabulary; its tokens follow from 2 on, the most
-frequent first, those that are equally frequent in the order of their characters.
+0 is padding, and 1 is every token that is not in the vocabulary. Ids of tokens start at 2, the most
+frequent token first. Equally frequent tokens are in the order of their characters.
 """
 
 from collections import defaultdict
@@ -24,16 +24,16 @@ _CHUNK_BYTES = 1 << 22
 
 
 def split(text: str, unit: Unit) -> Sequence[str]:
-    """The tokens of a text."""
+    """Return the tokens of a text."""
     return text.split() if unit == "words" else text
 
 
 class Tokens:
-    """The tokens that have an id of their own."""
+    """The tokens that have an id."""
 
     def __init__(self, listed: Iterable[str]) -> None:
         self.listed = list(listed)
-        """In the order of their ids, from 2 on."""
+        """The tokens in the order of their ids, from 2 on."""
 
     @cached_property
     def _ids(self) -> Mapping[str, int]:
@@ -41,16 +41,16 @@ class Tokens:
 
     @property
     def dim(self) -> int:
-        """One more than the greatest id."""
+        """One more than the largest id."""
         return len(self.listed) + NUM_RESERVED
 
     def ids(self, tokens: Iterable[str]) -> list[int]:
-        """Of each token its id."""
+        """Return the id of each token."""
         return [self._ids.get(token, UNKNOWN) for token in tokens]
 
 
 def ranked(counts: Mapping[str, int], asked: Vocabulary, dim: int | None) -> Tokens:
-    """The vocabulary of tokens that occur so often; ``dim``: the most ids that it may have."""
+    """Return the vocabulary of tokens that are frequent enough; ``dim``: max number of ids."""
     enough = [token for token, count in counts.items() if count >= asked.min_count]
     enough.sort(key=lambda token: (-counts[token], token))
     most = [asked.max_size, None if dim is None else dim - NUM_RESERVED]
@@ -59,14 +59,14 @@ def ranked(counts: Mapping[str, int], asked: Vocabulary, dim: int | None) -> Tok
 
 
 class Tokenized:
-    """A column of texts cut into tokens, each distinct one with a passing number of its own.
+    """A text column split into tokens, with a provisional id for each unique token.
 
-    So a text is cut once: how long rows are, how often each token occurs in some of them, and the
-    ids of any vocabulary all follow from the passing numbers.
+    So a text is split only once: row lengths, token counts of some rows, and the ids of any
+    vocabulary are computed from the provisional ids.
     """
 
     def __init__(self, column: TextColumn, unit: Unit, *, line_ends: bool = False) -> None:
-        """``line_ends``: a token behind each row."""
+        """``line_ends``: append a token to each row."""
         self._name, self._split = column.name, column.split
         numbers: defaultdict[str, int] = defaultdict()
         numbers.default_factory = numbers.__len__
@@ -86,13 +86,13 @@ class Tokenized:
 
     @property
     def column(self) -> RaggedColumn:
-        """Rows of passing numbers, whose lengths are those of the tokens."""
+        """Rows of provisional ids, with as many steps as the row has tokens."""
         return RaggedColumn(self._name, self._split, self.passing, self.offsets)
 
     def build(self, asked: Vocabulary, dim: int | None, taken: NDArray[np.int32]) -> Tokens:
-        """The vocabulary of some passing numbers: those of the rows that are trained on.
+        """Build the vocabulary from the provisional ids ``taken``, those of the training rows.
 
-        ``dim``: the most that it may need.
+        ``dim``: max number of ids.
         """
         if asked.given is not None:
             return Tokens(asked.given)
@@ -100,6 +100,6 @@ class Tokenized:
         return ranked(dict(zip(self._tokens, counts, strict=True)), asked, dim)
 
     def ids(self, tokens: Tokens, passing: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
-        """The ids of a vocabulary in place of passing numbers; left out, of all of them."""
+        """Convert provisional ids to those of a vocabulary; by default, all of them."""
         table: NDArray[Any] = np.array([UNKNOWN, *tokens.ids(self._tokens)], np.int32)
         return table[1:][self.passing if passing is None else passing]

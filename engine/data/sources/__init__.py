@@ -1,1 +1,1 @@
-"""Where the rows are: in memory, in files, in several datasets, in the request itself."""
+"""Sources of rows: in memory, in files, in several datasets, in the request itself."""

@@ -1,4 +1,4 @@
-"""Rows in memory while a job reads them from files: those of a pool, or all that were read."""
+"""Keep rows in memory while a job reads them from files: those of a pool, or all rows read."""
 
 from typing import Protocol
 
@@ -15,42 +15,42 @@ Read = dict[str, Loaded]
 
 
 class Held(Protocol):
-    """Takes the rows that enter a pool, and gives those that are drawn."""
+    """Stores the rows that enter a pool, and returns those that are drawn."""
 
     store: RowStore
 
     def put(self, draw: Draw, rows: Read) -> None:
-        """Keep the rows that a draw brought."""
+        """Store the rows that enter with a draw."""
         ...
 
     def take(self, draw: Draw) -> Read:
-        """The rows that it drew."""
+        """Return the rows that were drawn."""
         ...
 
     def fill(self, draws: PoolDraws) -> None:
-        """Read what the pool had when training was interrupted."""
+        """Read what the pool contained when training was interrupted."""
         ...
 
 
 class Drained:
-    """Rows that are let go of when they are drawn."""
+    """Stores rows until they are drawn."""
 
     def __init__(self, reader: ReadsRows, capacity: int) -> None:
         self._reader = reader
         self.store = RowStore(capacity)
 
     def put(self, draw: Draw, rows: Read) -> None:
-        """Keep the rows that a draw brought."""
+        """Store the rows that enter with a draw."""
         self.store.put(draw.entered, rows)
 
     def take(self, draw: Draw) -> Read:
-        """The rows that it drew, which are not kept any longer."""
+        """Return the rows that were drawn, and free them."""
         rows = self.store.get(draw.drawn)
         self.store.free(draw.drawn)
         return rows
 
     def fill(self, draws: PoolDraws) -> None:
-        """Read what the pool had when training was interrupted, a few rows at a time."""
+        """Read what the pool contained when training was interrupted, a few rows at a time."""
         slots, places = draws.held
         order = np.argsort(places)
         for start in range(0, len(order), draws.batch_size):
@@ -59,7 +59,7 @@ class Drained:
 
 
 class Cache:
-    """Rows that stay once they were read, by their places in the source."""
+    """Stores rows permanently once they were read, by their positions in the source."""
 
     def __init__(self, reader: ReadsRows) -> None:
         self._reader = reader
@@ -67,19 +67,19 @@ class Cache:
         self._is_there = np.zeros(reader.num_rows, np.bool_)
 
     def put(self, draw: Draw, rows: Read) -> None:
-        """Keep the rows that a draw brought."""
+        """Store the rows that enter with a draw."""
         self.keep(np.concatenate([np.arange(*run) for run in draw.runs]), rows)
 
     def take(self, draw: Draw) -> Read:
-        """The rows that it drew."""
+        """Return the rows that were drawn."""
         return self.store.get(draw.places)
 
     def fill(self, draws: PoolDraws) -> None:
-        """Read what the pool had when training was interrupted."""
+        """Read what the pool contained when training was interrupted."""
         self.need(draws.held[1], draws.batch_size)
 
     def keep(self, places: Integers, rows: Read) -> None:
-        """Keep rows; those that are there stay as they are."""
+        """Store rows; those that are stored already stay unchanged."""
         fresh = ~self._is_there[places]
         if not fresh.all():
             some = torch.from_numpy(np.flatnonzero(fresh))
@@ -90,11 +90,11 @@ class Cache:
         self._is_there[places] = True
 
     def missing(self, places: Integers) -> Integers:
-        """Those of some rows that were not read yet."""
+        """Return those of the given rows that were not read yet."""
         return places[~self._is_there[places]]
 
     def need(self, places: Integers, at_once: int) -> None:
-        """Read those of some rows that are not there, so many at once."""
+        """Read those of the given rows that are missing, ``at_once`` rows at a time."""
         missing = np.sort(self.missing(places))
         for start in range(0, len(missing), at_once):
             part = missing[start : start + at_once]

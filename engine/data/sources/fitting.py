@@ -1,9 +1,9 @@
-"""What must be known of all rows before the first step, found by going through their files.
+"""Compute what must be known of all rows before the first step, by reading their files.
 
-Rows that stay in their files are read a block at a time, only the columns that are asked about: for
-those that do not fit, for how many tokens they have, for figures to normalise and to fill by, and
-for vocabularies. All of it is what rows in memory give, bit for bit: figures are taken from the
-same blocks of values in the same order.
+Rows that stay in their files are read a block at a time, and only the columns that are needed: to
+find rows that do not fit, to count tokens, and to compute statistics and vocabularies. The results
+equal those for rows in memory bit for bit: statistics use the same blocks of values in the same
+order.
 
 Shape suffixes: S = steps of some rows together, D = the width of a vector.
 """
@@ -40,17 +40,17 @@ from glasshouse.spec import (
 
 _CHUNK_BYTES = 1 << 22
 _MANY_ROWS = 1 << 14
-"""The most rows that are read at once."""
+"""The maximum number of rows that are read at once."""
 Look = Callable[[int], None]
-"""Told of rows that were gone through; may raise to end it."""
+"""Called with the number of rows just processed; may raise to stop."""
 
 
 def nothing(_num_rows: int) -> None:
-    """Takes no notice."""
+    """Do nothing."""
 
 
 class Fitting:
-    """Goes through the rows of one split of a table."""
+    """Reads all rows of one split of a table, a block at a time."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Fitting:
         self._num_rows = table.num_rows(split)
 
     def _windows(self, rows: Tensor | None, at_once: int) -> Iterator[Window | JoinedWindow]:
-        """Rows, None: all, so many at once."""
+        """Yield rows (None: all), ``at_once`` rows at a time."""
         numbers = None if rows is None else rows.numpy()
         count = self._num_rows if numbers is None else len(numbers)
         for start in range(0, count, at_once):
@@ -78,7 +78,7 @@ class Fitting:
     # --- rows that do not fit --------------------------------------------------------------------
 
     def good(self, rows: Tensor | None) -> tuple[Tensor | None, dict[str, int]]:
-        """The rows that fit all fields, and what is left out, in words, with its counts."""
+        """Return the rows that fit all fields, and what was dropped, in words, with its counts."""
         fields = {n: item for n, item in self._fields.items() if self._can_be_bad(n, item)}
         left_out: Counter[str] = Counter()
         kept: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
@@ -103,7 +103,7 @@ class Fitting:
         )
 
     def _rows_at_once(self, fields: Mapping[str, Field]) -> int:
-        """So many that their values are about a block."""
+        """Return a number of rows whose values make about one block."""
         columns = [
             self._table.described(column)
             for name, field in fields.items()
@@ -112,7 +112,7 @@ class Fitting:
         return max(1, min(_MANY_ROWS, BLOCK_VALUES // max(1, sum(map(self._row_values, columns)))))
 
     def _row_values(self, column: Mapping[str, Any]) -> int:
-        """The values of a row of a column, on average."""
+        """Return the mean number of values in a row of a column."""
         if column["dtype"] == "string":
             found = (column.get("tokens") or {}).get("characters", {}).get(self._split)
             return 100 if found is None else int(found["total"]) // max(1, self._num_rows) + 1
@@ -127,7 +127,7 @@ class Fitting:
     def tokens_of(
         self, name: str, field: IntegerSequenceField, rows: Tensor | None
     ) -> RaggedColumn:
-        """How many tokens the rows of a field of texts have; 0 of those that are not taken."""
+        """Count the tokens in the rows of a text field; 0 for rows that are not used."""
         lengths = np.zeros(self._num_rows, np.int64)
         for window, tokens in self.tokens(name, field, rows):
             lengths[window.numbers] = [len(row) for row in tokens]
@@ -138,20 +138,20 @@ class Fitting:
     def tokens(
         self, name: str, field: IntegerSequenceField, rows: Tensor | None
     ) -> Iterator[tuple[Window | JoinedWindow, list[Sequence[str]]]]:
-        """The tokens of a field of texts, so many rows at once."""
+        """Yield the tokens of a text field, a block of rows at a time."""
         (column,) = field_columns(name, field)
         assert field.tokens is not None  # noqa: S101 (the callers looked)
         for window in self._windows(rows, self._rows_at_once({name: field})):
             texts = chain.from_iterable(window.texts(self._split, column).chunks(_CHUNK_BYTES))
             yield window, [split(text, field.tokens) for text in texts]
 
-    # --- what is learned -------------------------------------------------------------------------
+    # --- statistics and vocabularies -------------------------------------------------------------
 
     def prepare(self, rows: Tensor | None, limit: Sequences) -> Prepared:
-        """What is known already, and what these rows teach of the rest.
+        """Return known statistics and vocabularies, and compute the others from these rows.
 
         Raises:
-            DataFailed: a value is missing or infinite where it may not be; or all of a feature are.
+            DataFailed: a value is missing or infinite where it may not be, or all of a feature are.
         """
         known, found = self._preparing.known or Prepared(), Prepared()
         for name, field in self._fields.items():
@@ -189,7 +189,7 @@ class Fitting:
         rows: Tensor | None,
         limit: Sequences,
     ) -> Iterator[Floats]:
-        """The values of a field from the beginning, cut as those of rows in memory are."""
+        """Yield the values of a field from the start, in the same blocks as rows in memory."""
         if isinstance(field, DenseField):
             return self._dense(name, field, rows)
         whole = self._vectors(name, field, rows, limit)
@@ -214,7 +214,7 @@ class Fitting:
 
 
 def recut(arrays: Iterator[NDArray[Any]], step: int) -> Iterator[NDArray[Any]]:
-    """The same values in pieces of so many, the last of which may be shorter."""
+    """Yield the same values in pieces of ``step``; the last may be shorter."""
     waiting: list[NDArray[Any]] = []
     num = 0
     for array in arrays:

@@ -1,4 +1,4 @@
-"""Rows that a request gives as nested lists, or as texts."""
+"""Read rows that a request contains as nested lists, or as texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,35 +29,35 @@ from glasshouse.spec import (
 from glasshouse.spec.preparing import Unit
 
 _EXACT_PLACES = 1 << 24
-"""Whole numbers that float32 tells apart."""
+"""The number of integers that float32 represents exactly."""
 _LISTED = 20
 
 
 @dataclass(frozen=True)
 class ValueMeaning:
-    """What the values of a request mean: as those of a column, before they are normalised.
+    """How to read the values of a request: like those of a column, before they are normalized.
 
-    Without what was learned from training rows (a plan does not have it) texts are only counted.
+    Without statistics and vocabularies (a plan does not have them) texts are only counted.
     """
 
     fields: Mapping[str, Field] = field(default_factory=dict[str, Field])
     preparing: Preparing = Preparing()  # noqa: RUF009 (frozen)
 
     def unit(self, name: str) -> Unit | None:
-        """What the texts of a field are cut into; None: it takes no texts."""
+        """Return the unit that the texts of a field are split into; None: it takes no texts."""
         mine, windows = self.fields.get(name), self.preparing.windows
         if isinstance(mine, IntegerSequenceField) and mine.tokens is not None:
             return mine.tokens
         return None if windows is None else windows.tokens
 
     def ids(self, name: str, tokens: Sequence[str]) -> list[int]:
-        """The ids of a field's tokens."""
+        """Return the ids of a field's tokens."""
         known = self.preparing.known
         found = {} if known is None else known.tokens
         return found.get(name, found.get(WINDOWS, Tokens(()))).ids(tokens)
 
     def number(self, name: str, given: Any) -> Any:
-        """The values of an integer field by their classes, or as one token each."""
+        """Convert the values of an integer field from classes, or from one token each."""
         mine = self.fields.get(name)
         if not isinstance(mine, IntegerField) or not isinstance(given, list):
             return given  # pyright: ignore[reportUnknownVariableType]
@@ -68,14 +68,14 @@ class ValueMeaning:
         return given  # pyright: ignore[reportUnknownVariableType]
 
     def steps(self, name: str, row: Any) -> Any:
-        """A row of a sequence field: a text becomes ids."""
+        """Convert a row of a sequence field: a text becomes ids."""
         unit = self.unit(name)
         if not isinstance(row, str) or unit is None:
             return row
         return self.ids(name, split(row, unit))
 
     def floats(self, name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of a dense field or steps of a sequence, filled and normalised."""
+        """Fill and normalize values of a dense field or steps of a sequence."""
         mine, known = self.fields.get(name), self.preparing.known
         if not isinstance(mine, DenseField | DenseSequenceField):
             return x
@@ -100,9 +100,9 @@ def inline_rows(
     most: int | None = None,
     meaning: ValueMeaning = ValueMeaning(),
 ) -> Rows:
-    """Rows given as nested lists; ``scale`` is not for them.
+    """Read rows given as nested lists; ``scale`` does not apply to them.
 
-    ``most``: the steps of a sequence that are read, if not all of them are.
+    ``most``: truncate sequences to this many steps.
 
     Raises:
         BadField: not a regular nested list of numbers, of the wrong shape, or out of range;
@@ -146,7 +146,7 @@ def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: ValueMeani
 def _inline_sequence(
     name: str, given: Any, shape: FieldShape, meaning: ValueMeaning
 ) -> LoadedSequence:
-    """A list per row, each with its own length; a text where the field is made of tokens."""
+    """Read a list per row, each with its own length; or texts, if the field has tokens."""
     if shape.has_values:
         return _inline_sparse(name, given, shape)
     width = list(shape.shape[1:])
@@ -169,7 +169,7 @@ def _inline_sequence(
 
 
 def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
-    """A list of pairs [place, value] per row."""
+    """Read a list of pairs [index, value] per row."""
     if (shape.dim or 0) > _EXACT_PLACES:
         detail = f"input {name!r} has more than {_EXACT_PLACES:,} places; read it from a dataset"
         raise BadField(detail, name)
@@ -182,7 +182,7 @@ def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
 
 
 def jsonio_numbers(value: Any) -> Any:
-    """A nested list with the names of non-finite numbers replaced by the numbers."""
+    """Replace the names of NaN and infinities in a nested list by the numbers."""
     if isinstance(value, list):
         return [jsonio_numbers(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""Several sources as one table: their rows one source after the other."""
+"""Concatenate the rows of several sources into one table."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -24,19 +24,19 @@ _LENGTHS = {"min": min, "max": max, "total": lambda *counts: sum(counts)}
 
 
 class TablePart(NamedTuple):
-    """A table, and which of its rows are taken."""
+    """A table, and the source that says which of its rows are used."""
 
     table: Table
     source: Source
 
 
 def name_of(sources: Sequence[Source]) -> str:
-    """What the split of several is called: as all of theirs are, if they have one name."""
+    """Return the name of the joined split: that of all sources' splits if they are equal."""
     return sources[0].split if len({item.split for item in sources}) == 1 else "all"
 
 
 class Disagree(Exception):
-    """A source has not the columns that the first one has; ``number`` is its place."""
+    """A source lacks a column that the first one has. ``number`` is the source's index."""
 
     def __init__(self, number: int, detail: str) -> None:
         super().__init__(detail)
@@ -44,7 +44,7 @@ class Disagree(Exception):
 
 
 class ConcatenatedColumn:
-    """Columns one after the other, looked up as if they were one array; nothing is copied."""
+    """Concatenated columns, indexed as one array, without copying them."""
 
     def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
         self.parts = parts
@@ -56,7 +56,7 @@ class ConcatenatedColumn:
         return self.shape[0]
 
     def reshape(self, *shape: int) -> "ConcatenatedColumn":
-        """The same rows, or values, seen otherwise; the first axis is -1."""
+        """Return the same values with other axes; the first axis is -1."""
         return ConcatenatedColumn([part.reshape(*shape) for part in self.parts])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -83,7 +83,7 @@ class ConcatenatedColumn:
 
 
 class Joined(Table):
-    """Splits of several tables, seen as one split."""
+    """Splits of several tables as one split."""
 
     def __init__(self, parts: Sequence[TablePart]) -> None:
         self.directory = parts[0].table.directory
@@ -92,11 +92,11 @@ class Joined(Table):
         self.ends = np.cumsum([0, *(part.table.num_rows(part.source.split) for part in parts)])
 
     def num_rows(self, split: str) -> int:
-        """Of all parts."""
+        """Return the number of rows of all parts."""
         return int(self.ends[-1])
 
     def taken(self, seed: int) -> tuple[Tensor | None, list[int]]:
-        """The rows that the sources take, None: all; and how many each has."""
+        """Return the rows that the sources use (None: all), and how many each has."""
         counts = np.diff(self.ends).tolist()
         found = [
             source_rows(count, part.source.fraction, seed)
@@ -114,20 +114,20 @@ class Joined(Table):
         ), sizes
 
     def where(self, split: str, row: int) -> str:
-        """A row in words: by its number in its own split."""
+        """Return where a row is, in words, by its number in its own split."""
         number = int(np.searchsorted(self.ends, row, side="right")) - 1
         part = self._parts[number]
         found = part.table.where(part.source.split, row - int(self.ends[number]))
         return f"{found} of dataset {part.source.dataset!r}"
 
     def column(self, split: str, name: str) -> Any:
-        """The column of each part, one after the other."""
+        """Return the concatenated column of all parts."""
         return ConcatenatedColumn(
             [part.table.column(part.source.split, name) for part in self._parts]
         )
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """A column as lists."""
+        """Return a column as lists."""
         found = [part.table.ragged(part.source.split, name) for part in self._parts]
         values: Any = ConcatenatedColumn([item.values for item in found])
         return RaggedColumn(
@@ -135,26 +135,26 @@ class Joined(Table):
         )
 
     def texts(self, split: str, name: str) -> TextColumn:
-        """A column of texts, copied."""
+        """Return a text column, as a copy."""
         found = [part.table.texts(part.source.split, name) for part in self._parts]
         data = np.concatenate([item.data for item in found])
         return TextColumn(name, split, data, _offsets([item.offsets for item in found]))
 
 
 class JoinedStored(Joined):
-    """The same of tables of which parts are read."""
+    """Splits of several tables as one split, read in parts."""
 
     def __init__(self, parts: Sequence[TablePart]) -> None:
         super().__init__(parts)
         self._stored = [StoredTable(part.table.directory) for part in parts]
 
     def offsets(self, split: str, name: str) -> NDArray[np.int64]:
-        """Where the rows of a column of lists begin, all of them."""
+        """Return the offsets of all rows of a column of lists."""
         both = zip(self._stored, self._parts, strict=True)
         return _offsets([table.offsets(part.source.split, name) for table, part in both])
 
     def window(self, split: str, runs: Runs) -> "JoinedWindow":
-        """Some of the rows; a run may go over the end of a part."""
+        """Read some of the rows; a run may cross the end of a part."""
         found: list[TablePart] = []
         numbers: list[NDArray[np.int64]] = []
         mine: list[tuple[int, int]] = []
@@ -187,7 +187,7 @@ class JoinedStored(Joined):
 
 
 class JoinedWindow(Joined):
-    """Rows that were read of several tables."""
+    """Rows that were read from several tables."""
 
     def __init__(
         self, parts: Sequence[TablePart], numbers: NDArray[np.int64], meta: dict[str, Any]
@@ -197,14 +197,14 @@ class JoinedWindow(Joined):
         self._parts = parts
         self.ends = np.cumsum([0, *(part.table.num_rows(part.source.split) for part in parts)])
         self.numbers = numbers
-        """Of each row, its number among those of all sources."""
+        """Each row's number in all sources together."""
 
     def column(self, split: str, name: str) -> NDArray[Any]:
-        """The rows of a column."""
+        """Return the rows of a column."""
         return np.concatenate([part.table.column(part.source.split, name) for part in self._parts])
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """The rows of a column as lists."""
+        """Return the rows of a column as lists."""
         found = super().ragged(split, name)
         return replace(found, values=np.asarray(found.values))
 
@@ -215,9 +215,9 @@ def _offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) -> Tensor | None:
-    """The rows of a split that a source takes, ascending; None for all of them.
+    """Return the rows of a split that a source uses, ascending; None: all.
 
-    The same seed and complementary fractions give disjoint parts that miss no row.
+    The same seed and complementary fractions give disjoint parts that cover all rows.
     """
     if fraction is None:
         return None
@@ -227,7 +227,7 @@ def source_rows(num_rows: int, fraction: tuple[float, float] | None, seed: int) 
 
 
 def taken_rows(table: Table, source: Source, seed: int) -> tuple[Tensor | None, list[int]]:
-    """The rows of a source, None: all of its split; and how many each of several sources has."""
+    """Return the rows of a source (None: all of its split), and how many each joined source has."""
     if isinstance(table, Joined):
         return table.taken(seed)
     num_rows = table.num_rows(source.split)
@@ -235,16 +235,16 @@ def taken_rows(table: Table, source: Source, seed: int) -> tuple[Tensor | None, 
     return rows, [num_rows if rows is None else len(rows)]
 
 
-# --- what is known of them -------------------------------------------------------------------
+# --- metadata --------------------------------------------------------------------------------
 
 
 def joined_meta(
     parts: Sequence[tuple[Source, Mapping[str, Any]]], wanted: Container[str] = ()
 ) -> dict[str, Any]:
-    """What is known of several splits seen as one, with the columns that all have alike.
+    """Return the metadata of several splits as one, with the columns that are the same in all.
 
     Raises:
-        Disagree: one has not a column that is ``wanted`` as the first source has it.
+        Disagree: a column in ``wanted`` differs from the first source's, or is missing.
     """
     splits, metas = [source.split for source, _ in parts], [meta for _, meta in parts]
     name = name_of([source for source, _ in parts])
@@ -270,7 +270,7 @@ def _find(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _differs(column: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """How the column of another source differs from that of the first."""
+    """Describe how a column differs from that of the first source; None: it does not."""
     name = column["name"]
     if not other:
         return f"its dataset has no column {name!r}, which the first source has"
@@ -321,10 +321,10 @@ def _counts(items: Sequence[Any]) -> list[list[int]] | None:
 
 
 def _tokens(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """At most so many different tokens as the sources have together, however often they occur."""
+    """Merge token counts: at most as many unique tokens as the sources have in total."""
     lists = [item["at_least"] for item in items]
     counts: list[int] | None = None
-    if all(item is not None for item in lists):  # in one of them it occurs as often as on average
+    if all(item is not None for item in lists):  # a token reaches its mean count in one source
         counts = [
             sum(at_least(item, -(-least // len(lists))) if item else 0 for item in lists)
             for least in range(1, MAX_MIN_COUNT + 1)

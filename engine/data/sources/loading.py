@@ -1,4 +1,4 @@
-"""Reading: the rows of a source, checked against their fields, into memory.
+"""Read the rows of a source into memory, checked against their fields.
 
 Shape suffixes: N = rows of the split.
 """
@@ -35,13 +35,13 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     limit: Sequences = Sequences(),  # noqa: B008 (frozen)
     preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
 ) -> Rows:
-    """Read the rows of a source; on the device where they fit well, else beside it.
+    """Read the rows of a source, onto the device if they fit well, otherwise into host memory.
 
-    What `preparing` does not know yet is learned from these rows; all of it is in ``prepared`` of
-    what is returned.
+    Statistics and vocabularies that ``preparing`` lacks are computed from these rows. All of them
+    are in ``prepared`` of the result.
 
     Raises:
-        DataFailed: the data does not fit its declaration, or no rows are left.
+        DataFailed: the data does not fit its declaration, or no rows remain.
     """
     if preparing.windows is not None:
         return _load_windows(source, fields, table, device=device, preparing=preparing)
@@ -93,7 +93,7 @@ def load_fields(
 ) -> dict[str, Loaded]:
     """Read all rows of a split of a table, or of a part of one, into memory.
 
-    Nothing is learned from them, and a bad row is a failure.
+    No statistics are computed from them, and a bad row is an error.
 
     Raises:
         DataFailed: the data does not fit its declaration.
@@ -107,13 +107,13 @@ def load_fields(
 def flaws_of(
     fields: Mapping[str, Field], table: Table, split: str, preparing: Preparing
 ) -> Iterator[BadRows]:
-    """What is wrong with the rows of a split, field by field."""
+    """Yield the flaws of the rows of a split, field by field."""
     for name, field in fields.items():
         yield from reading_of(name, field, table, split, preparing).flaws()
 
 
 def reading_of(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
-    """What reads the columns of a field."""
+    """Create the reader for the columns of a field."""
     normalize = preparing.normalize.get(name)
     if isinstance(field, IntegerField):
         return IntegerReading(name, field, table, split)
@@ -139,7 +139,7 @@ def _check_some(source: Source, num_rows: int, *, limited: bool, dropped: bool) 
 def _prepared(
     readings: Mapping[str, Reading], rows: Tensor | None, limit: Sequences, preparing: Preparing
 ) -> Prepared:
-    """What is known already, and what these rows teach of the rest."""
+    """Return known statistics and vocabularies, and compute the others from these rows."""
     known = preparing.known or Prepared()
     found = Prepared()
     for name, reading in readings.items():
@@ -157,7 +157,7 @@ def _prepared(
 def needs_figures(
     field: Field, name: str, preparing: Preparing
 ) -> TypeGuard[DenseField | DenseSequenceField]:
-    """Whether something is to be learned of a field's numbers."""
+    """Whether statistics of a field's values must be computed."""
     is_of_numbers = isinstance(field, DenseField | DenseSequenceField)
     return is_of_numbers and (name in preparing.normalize or field.fill in ("mean", "median"))
 

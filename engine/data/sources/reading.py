@@ -1,4 +1,4 @@
-"""Reads rows of a source by their places, checked and in the form in which they are kept.
+"""Read rows of a source by their positions, checked and in the form in which they are stored.
 
 Shape suffixes: B = rows that are read.
 """
@@ -27,7 +27,7 @@ Integers = NDArray[np.int64]
 
 
 class ReadsRows(Protocol):
-    """Rows of a source by their places."""
+    """Reads rows of a source by their positions."""
 
     num_rows: int
     left_out: dict[str, int]
@@ -35,24 +35,24 @@ class ReadsRows(Protocol):
     prepared: Prepared
     sizes: list[int]
     lengths: torch.Tensor
-    """Of the field whose lengths count, by the rows' places; empty where none was named."""
+    """Row lengths of the field that batches are bucketed by; empty if there is none."""
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What is read of each row."""
+        """The fields that are read of each row."""
         ...
 
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
-        """Rows that lie side by side, in the order of their runs."""
+        """Read runs of adjacent rows, in the order of the runs."""
         ...
 
     def read(self, places: Integers) -> dict[str, Loaded]:
-        """Any rows, in any order."""
+        """Read any rows, in any order."""
         ...
 
 
 class SourceReader:
-    """The rows of one source, in its files."""
+    """Reads the rows of one source from its files."""
 
     def __init__(  # noqa: PLR0913 (a source, how it is read, and who hears of it)
         self,
@@ -66,12 +66,12 @@ class SourceReader:
         look: Look = nothing,
         bucket: str | None = None,
     ) -> None:
-        """Look which rows there are; of the field ``bucket`` also how long they are.
+        """Find the rows to use, and for the field ``bucket`` their lengths.
 
-        Where all must be read for that, or for what is learned of them, ``look`` is told of it.
+        If all rows must be read for that, or for statistics, ``look`` is called along the way.
 
         Raises:
-            DataFailed: the fields do not fit the table, or no rows are left.
+            DataFailed: the fields do not fit the table, or no rows remain.
         """
         self._split = source.split
         self._fields = fields
@@ -87,23 +87,23 @@ class SourceReader:
             rows, left_out = fitting.good(rows)
         kept = self._kept(rows, fitting)
         self.left_out = left_out | kept.left_out
-        """What is cut off or left out, in words, and how much of it."""
+        """What is cut off or dropped, in words, and how much of it."""
         self.numbers = kept.rows
-        """Of each row, its number in the split; None: they are all of its rows."""
+        """Each row's number in the split; None: these are all rows of the split."""
         self.num_rows = num_rows if kept.rows is None else len(kept.rows)
         if not self.num_rows:
             raise DataFailed(f"split {source.split!r} has no rows that are taken")
         self.prepared = fitting.prepare(kept.rows, limit)
-        """What is known of them."""
+        """Statistics and vocabularies."""
         self.lengths = torch.empty(0, dtype=torch.int64)
         if bucket is not None:
             self.lengths = self._lengths(bucket, fitting, rows)
         self.sizes = _sizes(table, kept.rows)
-        """Of several sources, how many rows are taken of each."""
+        """For joined sources, how many rows of each are used."""
         self._preparing = replace(preparing, known=self.prepared)
 
     def _kept(self, rows: torch.Tensor | None, fitting: Fitting) -> Limited:
-        """Apply the limit on lengths, which are known from where rows begin."""
+        """Apply the length limit. Lengths follow from the offsets."""
         if self._limit.max_length is None:
             return Limited(rows, {})
         columns = {
@@ -114,7 +114,7 @@ class SourceReader:
         return limited(columns, rows, self._limit)
 
     def _ragged(self, name: str, fitting: Fitting, rows: torch.Tensor | None) -> RaggedColumn:
-        """Where the rows of a field begin."""
+        """Return a column with the offsets of a field's rows, without values."""
         field = self._fields[name]
         if isinstance(field, IntegerSequenceField) and field.tokens is not None:
             return fitting.tokens_of(name, field, rows)
@@ -131,11 +131,11 @@ class SourceReader:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What is read of each row."""
+        """The fields that are read of each row."""
         return self._fields
 
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
-        """Rows that lie side by side, in the order of their runs.
+        """Read runs of adjacent rows, in the order of the runs.
 
         Raises:
             DataFailed: the data cannot be read, or does not fit its declaration.
@@ -147,7 +147,7 @@ class SourceReader:
         return load_fields(self._fields, window, self._split, self._limit, self._preparing)
 
     def read(self, places: Integers) -> dict[str, Loaded]:
-        """Any rows, in any order.
+        """Read any rows, in any order.
 
         Raises:
             DataFailed: the data cannot be read, or does not fit its declaration.
@@ -166,14 +166,14 @@ def _sizes(table: StoredTable | JoinedStored, rows: torch.Tensor | None) -> list
 
 
 def picked(item: Loaded, rows_B: torch.Tensor) -> Loaded:
-    """Some of the rows of a field, in an order of their own."""
+    """Return some of the rows of a field, in the given order."""
     if isinstance(item, LoadedField):
         return replace(item, values=item.values.index_select(0, rows_B))
     return replace(item, starts=item.starts[rows_B], lengths=item.lengths[rows_B])
 
 
 class RowStore:
-    """Rows in memory, by slot, of which some are empty."""
+    """Rows in memory, by slot; slots may be empty."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -181,16 +181,16 @@ class RowStore:
         self._tensors: dict[str, torch.Tensor] = {}
         self._lists: dict[str, list[NDArray[np.generic] | None]] = {}
         self.num_rows = 0
-        """Rows that it has."""
+        """Number of stored rows."""
         self._row_bytes = self._list_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """What its rows take."""
+        """Memory of the stored rows, in bytes."""
         return self.num_rows * self._row_bytes + self._list_bytes
 
     def put(self, slots: Integers, rows: Mapping[str, Loaded]) -> None:
-        """Keep rows in empty slots."""
+        """Store rows in empty slots."""
         if not self._like:
             self._prepare(rows)
         self.num_rows += len(slots)
@@ -203,7 +203,7 @@ class RowStore:
                 self._put_lists(self._lists[f"{name}."], slots, item, item.weights)
 
     def _prepare(self, rows: Mapping[str, Loaded]) -> None:
-        """Memory for as many rows as there may be; it is taken as they come."""
+        """Allocate tensors for the capacity; the system commits pages when they are written."""
         for name, item in rows.items():
             self._like[name] = picked(item, torch.zeros(0, dtype=torch.int64))
             if isinstance(item, LoadedField):
@@ -227,12 +227,12 @@ class RowStore:
         for slot, start, end in zip(
             slots.tolist(), item.starts.tolist(), ends.tolist(), strict=True
         ):
-            row = array[start:end].copy()  # a view would keep all that was read with it
+            row = array[start:end].copy()  # a view would keep the whole array alive
             kept[slot] = row
             self._list_bytes += row.nbytes + LIST_BYTES
 
     def get(self, slots: Integers) -> dict[str, Loaded]:
-        """The rows of some slots."""
+        """Return the rows in some slots."""
         return {name: self._get(name, item, slots) for name, item in self._like.items()}
 
     def _get(self, name: str, like: Loaded, slots: Integers) -> Loaded:
@@ -253,7 +253,7 @@ class RowStore:
         return [row for slot in slots.tolist() if (row := kept[slot]) is not None]
 
     def free(self, slots: Integers) -> None:
-        """Let go of rows."""
+        """Remove rows from their slots."""
         self.num_rows -= len(slots)
         for kept in self._lists.values():
             for slot in slots.tolist():
@@ -263,4 +263,4 @@ class RowStore:
 
 
 LIST_BYTES = 128
-"""What a row of its own length takes beside its values: an array of numpy, and its place."""
+"""Memory of a list row without its values, in bytes: a numpy array object and its reference."""

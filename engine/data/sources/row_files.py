@@ -1,7 +1,7 @@
-"""Some rows of a dataset directory, read from its files when they are asked for.
+"""Read some rows of a dataset directory from its files on demand.
 
-Nothing is mapped: pages of a mapping count as memory of the process, and stay. Files are opened
-anew for each reading, since a wide table has more columns than a process has descriptors.
+Nothing is memory-mapped, because mapped pages count as memory of the process, and stay. Files are
+opened for each read, because a wide table has more columns than a process has file descriptors.
 """
 
 import os
@@ -19,7 +19,7 @@ from engine.data.columns.table import Table, TextColumn
 from glasshouse.errors import DataFailed
 
 Runs = Sequence[tuple[int, int]]
-"""Rows side by side in a file: the first of them, and the one behind the last."""
+"""Runs of adjacent rows in a file: the first row, and the one after the last."""
 
 
 class _Header(NamedTuple):
@@ -27,21 +27,21 @@ class _Header(NamedTuple):
     row: tuple[int, ...]
     num_rows: int
     start: int
-    """Where the values begin in the file."""
+    """Offset of the values in the file."""
 
 
 class Files:
-    """The .npy files of a dataset directory."""
+    """Reads the .npy files of a dataset directory."""
 
     def __init__(self) -> None:
         self._headers: dict[Path, _Header] = {}
 
     def read(self, path: Path, runs: Runs) -> NDArray[Any]:
-        """Rows of a file, those of one run behind those of the other.
+        """Read runs of rows, concatenated.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is not what was written, or has no such rows.
+            ValueError: it is damaged, or has no such rows.
         """
         header = self.header(path)
         found = np.empty((sum(last - first for first, last in runs), *header.row), header.dtype)
@@ -63,7 +63,7 @@ class Files:
         return found
 
     def header(self, path: Path) -> _Header:
-        """What a file says of itself, read once."""
+        """Return the header of a file, read once."""
         known = self._headers.get(path)
         if known is None:
             known = self._headers[path] = _read_header(path)
@@ -91,18 +91,18 @@ def _fill(descriptor: int, into: memoryview, start: int) -> None:
 
 
 class StoredTable(Table):
-    """A dataset directory of which parts are read."""
+    """A dataset directory that is read in parts."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._files = Files()
 
     def window(self, split: str, runs: Runs) -> "Window":
-        """Some of the rows of a split."""
+        """Return some of the rows of a split."""
         return Window(self, split, runs)
 
     def read(self, split: str, name: str, runs: Runs, suffix: str = ".npy") -> NDArray[Any]:
-        """Rows of a column's file.
+        """Read rows of a column's file.
 
         Raises:
             DataFailed: it cannot be read.
@@ -116,7 +116,7 @@ class StoredTable(Table):
             raise DataFailed(detail) from cause
 
     def offsets(self, split: str, name: str) -> NDArray[np.int64]:
-        """Where the rows of a column of lists begin, all of them."""
+        """Return the offsets of all rows of a column of lists."""
         found = next(item for item in self.meta["columns"] if item["name"] == name)
         num_rows = self.num_rows(split)
         if found["shape"][0] is not None:
@@ -125,7 +125,7 @@ class StoredTable(Table):
 
 
 class Window(Table):
-    """Some rows of a split of a table, which look like a table of their own."""
+    """Some rows of a split, with the interface of a table."""
 
     def __init__(self, table: StoredTable, split: str, runs: Runs) -> None:
         self.directory = table.directory
@@ -134,22 +134,22 @@ class Window(Table):
         self._split = split
         self._runs = runs
         self.numbers = np.concatenate([np.arange(*run) for run in runs])
-        """Of each row, its number in the split."""
+        """Each row's number in the split."""
 
     def num_rows(self, split: str) -> int:
-        """Rows that it has."""
+        """Return the number of rows."""
         return len(self.numbers)
 
     def where(self, split: str, row: int) -> str:
-        """A row in words, by its number in the split."""
+        """Return where a row is, in words, by its number in the split."""
         return super().where(split, int(self.numbers[row]))
 
     def column(self, split: str, name: str) -> NDArray[Any]:
-        """The rows of a column."""
+        """Return the rows of a column."""
         return self._table.read(self._split, name, self._runs)
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """The rows of a column as lists.
+        """Return the rows of a column as lists.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
@@ -163,7 +163,7 @@ class Window(Table):
         return self._ragged(name, self._table.read(self._split, name, places), offsets)
 
     def texts(self, split: str, name: str) -> TextColumn:
-        """The rows of a column of texts.
+        """Return the rows of a text column.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
@@ -173,7 +173,7 @@ class Window(Table):
         return TextColumn(name, self._split, data, offsets)
 
     def _places(self, name: str, suffix: str) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
-        """Where the values of the rows are in their file; and where each row begins among them."""
+        """Return the ranges of the rows' values in their file, and the rows' offsets in them."""
         runs = [(first, last + 1) for first, last in self._runs]
         ends = self._table.read(self._split, name, runs, suffix)
         at = np.cumsum([0, *(last - first for first, last in runs)])
@@ -190,7 +190,7 @@ class Window(Table):
 
 
 def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Rows in ascending order, no row twice, as runs."""
+    """Group ascending, unique rows into runs."""
     if not len(rows):
         return []
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1

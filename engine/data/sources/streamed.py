@@ -1,8 +1,8 @@
-"""Rows that stay in their files: read as they are needed, drawn from a pool of bounded size.
+"""Stream rows from their files: read on demand, and drawn from a pool of bounded size.
 
-To the training they are rows like any other. What a batch has, and in which order batches come, is
-a function of (seed, epoch): going on in the middle of an epoch repeats the arithmetic of the
-batches before, and reads no row of theirs.
+Training uses them like rows in memory. The contents and the order of batches are a function of
+(seed, epoch). To resume within an epoch, the draws of the earlier batches are repeated without
+reading their rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from glasshouse.spec import BucketByLength, Shuffle
 
 Batch = dict[str, Tensor]
 Parts = Callable[[Read, Taken], Iterator[Batch]]
-"""Makes the parts of a batch of rows that were read."""
+"""Creates the micro-batches of a batch from rows that were read."""
 _ALL = slice(None)
 
 
@@ -43,10 +43,10 @@ class StreamedRows(Rows):
         in_turn: bool = False,
         bucket: BucketByLength | None = None,
     ) -> None:
-        """Rows stay in memory once they were read, if it ``keeps`` them.
+        """``keeps``: rows stay in memory once they were read.
 
-        ``in_turn``: of several sources one is read after the other. ``bucket``: batches are of
-        rows of like length; the reader knows the lengths.
+        ``in_turn``: joined sources are read one after another. ``bucket``: batches have rows of
+        similar length, which the reader must know.
         """
         super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
         self.device = device
@@ -62,24 +62,24 @@ class StreamedRows(Rows):
         self._held: Held | None = self._cache
 
     def figures(self) -> dict[str, float]:
-        """How many rows are in memory, and what they take."""
+        """Return how many rows are in memory, and their size in bytes."""
         if self._held is None:
             return {}
         store = self._held.store
         return {"data/pool_rows": store.num_rows, "data/pool_bytes": store.num_bytes}
 
     def close(self) -> None:
-        """End the threads that read ahead."""
+        """Stop the threads that prefetch."""
         self._ahead.close()
 
     def batch(
         self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
     ) -> Batch:
-        """One batch, read from the files now."""
+        """Read one batch from the files now."""
         return self._part(trained_in, self._reader.read(self._places(rows_B)), _ALL, rows_B)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """All rows once, as stored."""
+        """Yield all rows once, in the stored order."""
         return self.epoch(batch_size, drop_last=False, order=None)
 
     def epoch(
@@ -92,10 +92,10 @@ class StreamedRows(Rows):
         parts: int = 1,
         trained_in: int | None = None,
     ) -> Iterator[Batch]:
-        """The batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+        """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
-        ``first``: batches that were taken before; their rows are not read again. ``parts``: of each
-        batch come so many, one after the other. ``trained_in``: as of `batch`.
+        ``first``: the number of batches to skip, without reading their rows. ``parts``: the number
+        of micro-batches that each batch is split into. ``trained_in``: as in `batch`.
         """
         made = partial(self._made, parts, trained_in)
         num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
@@ -135,7 +135,7 @@ class StreamedRows(Rows):
             yield from made(cache.store.get(places), rows_B)
 
     def _unread(self, run: tuple[int, int]) -> Read:
-        """Rows side by side; of a cache, only those that it has not."""
+        """Read a run of adjacent rows; with a cache, only those that it does not have."""
         if self._cache is None:
             return self._reader.read_runs([run])
         missing = self._cache.missing(np.arange(*run))
@@ -159,8 +159,8 @@ class StreamedRows(Rows):
     def _cached(
         self, cache: Cache, batch_size: int, batches: range, order: tuple[int, int], made: Parts
     ) -> Iterator[Batch]:
-        """An epoch after the first, of all rows in memory."""
-        cache.need(np.arange(self.num_rows), batch_size)  # unless training began in this epoch
+        """Yield an epoch after the first, with all rows in memory."""
+        cache.need(np.arange(self.num_rows), batch_size)  # reads only if training began here
         cut = by_chance(self.num_rows, batch_size, order)
         if self._bucket is not None:
             cut = Buckets(self._bucket, self._reader.lengths, batch_size).epoch(order)
@@ -175,7 +175,7 @@ class StreamedRows(Rows):
     def _made(
         self, parts: int, trained_in: int | None, rows: Read, taken: Taken
     ) -> Iterator[Batch]:
-        """The parts of a batch of rows that were read."""
+        """Yield the micro-batches of a batch from rows that were read."""
         if parts == 1:
             yield self._part(trained_in, rows, _ALL, taken)
             return

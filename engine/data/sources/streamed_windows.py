@@ -1,7 +1,7 @@
-"""Windows over a running text that stays in its file: the text around them is read and cut anew.
+"""Stream windows over a running text: the text around them is read and tokenized again.
 
-What is known of the whole text is where each of its rows begins, in tokens. Rows are cut into
-tokens by themselves, so any part of the text can be cut again.
+Only the offsets of the text's rows, in tokens, are kept in memory. Rows are tokenized
+independently, so any part of the text can be tokenized again.
 
 Shape suffixes: N = windows that are read.
 """
@@ -47,7 +47,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 class WindowReader:
-    """The windows over the running text of one source, read by their places."""
+    """Reads the windows over the running text of one source, by their positions."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class WindowReader:
         known: Prepared | None = None,
         look: Look = nothing,
     ) -> None:
-        """Go through the text once; ``look`` is told of it.
+        """Read through the text once; ``look`` is called along the way.
 
         Raises:
             DataFailed: there is no such text, it is shorter than a window, or a field reads
@@ -89,11 +89,11 @@ class WindowReader:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What is read of each window."""
+        """The fields that are read of each window."""
         return self._fields
 
     def _cut(self, last: int, look: Look, *, counts: bool) -> tuple[Integers, Counter[str]]:
-        """Where each row of the text ends, in tokens, and how often tokens of the part occur."""
+        """Return where each row of the text ends, in tokens, and token counts of the part used."""
         text = IntegerSequenceField(
             type="integer_sequence", column=self._windows.column, tokens=self._windows.tokens
         )
@@ -117,7 +117,7 @@ class WindowReader:
         return ranked(counts, asked, ids_allowed(self._fields))
 
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
-        """Windows that lie side by side, in the order of their runs.
+        """Read runs of adjacent windows, in the order of the runs.
 
         Raises:
             DataFailed: the text cannot be read.
@@ -126,7 +126,7 @@ class WindowReader:
         return {name: _joined([part[name] for part in parts]) for name in self._fields}
 
     def read(self, places: Integers) -> dict[str, Loaded]:
-        """Any windows, in any order.
+        """Read any windows, in any order.
 
         Raises:
             DataFailed: the text cannot be read.
@@ -156,7 +156,7 @@ class WindowReader:
         return made
 
     def _ids(self, first: int, last: int) -> NDArray[np.int32]:
-        """The ids of a run of tokens."""
+        """Return the ids of a run of tokens."""
         begin = int(np.searchsorted(self._ends, first, side="right")) - 1
         end = int(np.searchsorted(self._ends, last, side="left"))
         window = self._table.window(self._source.split, [(begin, end)])
@@ -173,7 +173,7 @@ class WindowReader:
 
 
 def _joined(parts: list[Loaded]) -> Loaded:
-    """Windows of several runs as those of one."""
+    """Concatenate the windows of several runs."""
     values = torch.cat([part.values for part in parts])
     if isinstance(parts[0], LoadedField):
         return LoadedField(values, is_integer=True)

@@ -1,7 +1,7 @@
 """Windows over a running text as rows: blocks for language models, contexts for word vectors.
 
-A text runs through all rows of its column, with a token for its line end behind each. The tokens
-are in memory once; a window is where it begins.
+The running text is all rows of its column, each followed by a line-end token. The tokens are in
+memory once; a window is stored as its start.
 """
 
 import math
@@ -31,21 +31,21 @@ from glasshouse.spec import DenseField, Field, IntegerField, LanguageModelWindow
 
 
 def num_windows(windows: Windows, num_tokens: int) -> int:
-    """How many windows a text of so many tokens has."""
+    """Return how many windows a text of ``num_tokens`` tokens has."""
     is_block = isinstance(windows, LanguageModelWindows)
     room = num_tokens - 1 - (windows.length if is_block else 2 * windows.window)
     return room // stride_of(windows) + 1 if room >= 0 else 0
 
 
 def stride_of(windows: Windows) -> int:
-    """Tokens from the beginning of a window to that of the next."""
+    """Return the number of tokens from the start of a window to the start of the next."""
     if isinstance(windows, LanguageModelWindows):
         return windows.stride or windows.length
     return windows.stride
 
 
 def offsets_of(windows: Windows, column: str) -> NDArray[np.int64]:
-    """Which tokens of a window a column has, from its first on."""
+    """Return the offsets of the tokens in a window that belong to a column."""
     if isinstance(windows, LanguageModelWindows):
         return np.arange(windows.length) + int(column == "target")
     if column == "centre":
@@ -54,7 +54,7 @@ def offsets_of(windows: Windows, column: str) -> NDArray[np.int64]:
 
 
 def part_of(num_tokens: int, fraction: tuple[float, float] | None) -> tuple[int, int]:
-    """The first token of a part of a running text, and the one behind its last."""
+    """Return the first token of a part of a running text, and the one after its last."""
     first, last = fraction or (0.0, 1.0)
     return math.floor(first * num_tokens), math.floor(last * num_tokens)
 
@@ -62,13 +62,13 @@ def part_of(num_tokens: int, fraction: tuple[float, float] | None) -> tuple[int,
 def windowed(
     meta: Mapping[str, Any], windows: Windows, split: str | None = None, dim: int | None = None
 ) -> dict[str, Any]:
-    """A dataset as windows over one of its columns, described as a dataset is.
+    """Return the metadata of a dataset as windows over one of its columns.
 
-    ``tokens`` has the length of the running text of each split. The vocabulary is that of
-    ``split``; of all splits if none is named. ``dim``: its size, where that is known already.
+    ``tokens`` is the length of the running text of each split. The vocabulary is that of ``split``,
+    or of all splits if none is named. ``dim``: its size, if already known.
 
     Raises:
-        BadField: the dataset has no such column of texts.
+        BadField: the dataset has no such text column.
     """
     column = next((item for item in meta["columns"] if item["name"] == windows.column), None)
     if column is None or column["dtype"] != "string":
@@ -100,10 +100,10 @@ def windowed(
 
 
 def described(meta: Mapping[str, Any], windows: Windows) -> dict[str, Any]:
-    """What `windowed` gives, where a job runs already.
+    """Return what `windowed` returns, for a job that is already running.
 
     Raises:
-        DataFailed: the dataset has no such column of texts.
+        DataFailed: the dataset has no such text column.
     """
     try:
         return windowed(meta, windows)
@@ -112,23 +112,23 @@ def described(meta: Mapping[str, Any], windows: Windows) -> dict[str, Any]:
 
 
 def check_some(source: Source, num_rows: int, num_tokens: int) -> None:
-    """Raise `DataFailed` where a text has no window."""
+    """Raise `DataFailed` if a text has no window."""
     if not num_rows:
         detail = f"the text of split {source.split!r} has {num_tokens} tokens here, and"
         raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
 
 
 def ids_allowed(fields: Mapping[str, Field]) -> int | None:
-    """The most ids that the vocabulary may have, as the fields say; None: any number."""
+    """Return the maximum number of ids in the vocabulary that the fields allow; None: any."""
     known = [field.dim for field in fields.values() if not isinstance(field, DenseField)]
     return min((dim for dim in known if dim is not None), default=None)
 
 
 class WindowReading:
-    """The running text of one source."""
+    """Reads the running text of one source."""
 
     def __init__(self, windows: Windows, table: Table, source: Source) -> None:
-        """Cut the text into tokens.
+        """Tokenize the text.
 
         Raises:
             DataFailed: there is no such text, or it is shorter than a window.
@@ -144,12 +144,12 @@ class WindowReading:
         check_some(source, self.num_rows, len(self._passing))
 
     def build(self, fields: Mapping[str, Field]) -> Tokens:
-        """The vocabulary of the text, which is trained on."""
+        """Build the vocabulary of the text used for training."""
         dim = ids_allowed(fields)
         return self._tokenized.build(self._windows.vocabulary, dim, self._passing)
 
     def load(self, fields: Mapping[str, Field], tokens: Tokens) -> dict[str, Loaded]:
-        """The windows of all fields, over one text in memory.
+        """Return the windows of all fields, over one text in memory.
 
         Raises:
             DataFailed: a field reads something else, or its ``dim`` is too small.

@@ -1,1 +1,1 @@
-"""One file a format. A reader turns bytes from strangers into columns, in bounded memory."""
+"""One module per format. A reader converts untrusted bytes into columns, in bounded memory."""

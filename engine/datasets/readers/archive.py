@@ -1,7 +1,7 @@
-"""Reads zip archives from strangers: regular files, in bounded memory, names never used as paths.
+"""Read untrusted zip archives: regular files only, bounded memory, names never used as paths.
 
-A reader of its own, because the standard one makes an object of every entry before anybody can
-count them.
+The standard library's reader is not used, because it creates an object for every entry before the
+entries can be counted.
 """
 
 import os
@@ -28,7 +28,7 @@ _UNIX = 3
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A regular file of an archive, as its directory declares it."""
+    """A regular file of an archive, as the central directory declares it."""
 
     name: str
     method: int
@@ -45,10 +45,10 @@ def list_members(
     max_members: int = MAX_MEMBERS,
     max_directory_bytes: int = _MAX_DIRECTORY_BYTES,
 ) -> list[ArchiveMember]:
-    """The regular files of an archive, by its own account.
+    """List the regular files of an archive, as it declares them.
 
     Raises:
-        InvalidDataset: it is no zip archive, or one that is not safe to read.
+        InvalidDataset: it is not a zip archive, or is not safe to read.
     """
     count, size, offset = _find_directory(file)
     if count > max_members or size > max_directory_bytes:
@@ -74,7 +74,7 @@ def list_members(
 
 
 def open_member(file: BinaryIO, member: ArchiveMember) -> ByteSource:
-    """The content of a member, checked against its declared size and checksum as it is read."""
+    """Open a member. Its size and checksum are compared with the declared ones while reading."""
     file.seek(member.header_offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size or not header.startswith(b"PK\x03\x04"):
@@ -88,7 +88,7 @@ def open_member(file: BinaryIO, member: ArchiveMember) -> ByteSource:
 
 
 def _find_directory(file: BinaryIO) -> tuple[int, int, int]:
-    """Number of entries, size and place of the central directory."""
+    """Return the number of entries, the size and the offset of the central directory."""
     size_bytes = file.seek(0, os.SEEK_END)
     start = max(0, size_bytes - _END.size - _FULL_16)
     file.seek(start)
@@ -126,7 +126,7 @@ def _find_directory64(
 
 
 def _parse_entry(directory: bytes, at: int) -> tuple[ArchiveMember | None, int]:
-    """One entry (None for a folder or a file that a desktop added), and where the next begins."""
+    """Parse an entry (None: a folder, or a file added by macOS); return it and the next offset."""
     entry = directory[at : at + _ENTRY.size]
     if len(entry) < _ENTRY.size or not entry.startswith(b"PK\x01\x02"):
         raise InvalidDataset("the zip archive's list of files is damaged; make it again")
@@ -162,7 +162,7 @@ def _decode_name(raw: bytes, *, utf8: bool) -> str:
 
 
 def _widen(extra: bytes, *fields: int) -> list[int]:
-    """Replace each 32-bit field that is full by its 64-bit value from the extra record."""
+    """Replace each 32-bit field that is at its maximum by the 64-bit value in the extra record."""
     wide: list[int] = []
     at = 0
     while at + 4 <= len(extra):
@@ -204,7 +204,7 @@ class _Part:
 
 
 class _Checked:
-    """A member's content; its end is where the declared size and checksum must be met."""
+    """A member's content. Its size and checksum are verified while it is read."""
 
     def __init__(self, content: ByteSource, member: ArchiveMember) -> None:
         self._content = content

@@ -1,6 +1,7 @@
-"""Reads csv and tsv files: header, column types, missing values. Knows numpy only.
+"""Read csv and tsv files: header, column types, missing values. Uses numpy only.
 
-Two passes: the first finds every column's type, the second writes. Both hold a few thousand rows.
+There are two passes: the first finds every column's type, the second writes. Both keep a few
+thousand rows in memory.
 """
 
 import csv
@@ -25,12 +26,12 @@ _CHUNK_BYTES = 2 << 20
 _CHUNK_CELLS = 50_000
 _LISTED = 8
 MAX_SHOWN = 40
-"""Characters of a cell in a message."""
+"""The number of characters of a cell that a message shows."""
 _BOM = b"\xef\xbb\xbf"
 
 
 class _Kind(IntEnum):
-    """What all cells of a column can be read as; a column only ever moves up."""
+    """The type that fits all cells of a column. While reading it can only increase."""
 
     EMPTY = 0
     INTEGER = 1
@@ -51,15 +52,15 @@ class _Column:
 
 @dataclass(slots=True)
 class _Survey:
-    """What the first pass finds out; the first row is kept apart, for it may be a header."""
+    """The result of the first pass. The first row is separate, because it may be a header."""
 
     line: int = 0
     first: list[str] = field(default_factory=list[str])
     columns: list[_Column] = field(default_factory=list[_Column])
     recurring: list[bool] = field(default_factory=list[bool])
-    """Of each cell of the first row, whether its column has it again."""
+    """For each cell of the first row, whether its column contains it again."""
     num_rows: int = 0
-    """Without the first."""
+    """Without the first row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class _Table:
     columns: list[_Column]
     has_header: bool
     guess: str | None
-    """The note on the header where nothing in the file settles it."""
+    """The note about the header if nothing in the file determines it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,10 @@ class _Chunk:
 def read_delimited(
     path: Path, writer: DatasetWriter, *, delimiter: str, header: bool | None = None
 ) -> None:
-    """Read a table of text as the split ``all``.
+    """Read a delimited text file as the split ``all``.
 
-    ``header``: whether the first row names the columns; None: it is found out, and where that is a
-    guess the dataset has a note of it.
+    ``header``: whether the first row names the columns; None: it is detected, and if that is a
+    guess, a note is added to the dataset.
     """
     csv.field_size_limit(MAX_CELL_BYTES)
     with path.open("rb") as file:
@@ -121,7 +122,7 @@ def _begin(
 
 
 def _survey(file: BinaryIO, delimiter: str) -> _Survey:
-    """Find the types of all rows but the first."""
+    """Find the types of all rows except the first."""
     found: _Survey | None = None
     for chunk in _chunks(file, delimiter):
         rows, lines = chunk.rows, chunk.lines
@@ -141,7 +142,7 @@ def _survey(file: BinaryIO, delimiter: str) -> _Survey:
 
 
 def _settled(found: _Survey, delimiter: str, header: bool | None) -> _Table:
-    """Say whether the first row is a header, and what the columns are then."""
+    """Determine whether the first row is a header, and the columns that follow from that."""
     has_header, guess = (header, None) if header is not None else _has_header(found)
     if not has_header:
         for cell, column in zip(found.first, found.columns, strict=True):
@@ -151,7 +152,7 @@ def _settled(found: _Survey, delimiter: str, header: bool | None) -> _Table:
 
 
 def _has_header(found: _Survey) -> tuple[bool, str | None]:
-    """Whether the first row names the columns, and what to tell of it where that is a guess."""
+    """Return whether the first row names the columns, and a note if that is a guess."""
     kinds = [_kind_of([cell], _Kind.EMPTY) for cell in found.first]
     if any(
         kind is _Kind.TEXT and column.kind in _NUMBERS and not is_gap(cell)
@@ -203,11 +204,11 @@ def _is_text(cell: str) -> bool:
 
 
 def _kind_of(cells: Sequence[str], at_least: _Kind) -> _Kind:
-    """The kind of a column that already holds cells of kind ``at_least``."""
+    """Return the kind of a column whose earlier cells are of kind ``at_least``."""
     joined = "".join(cells)
     if not joined or joined.isspace():
         return at_least
-    if "_" in joined or not joined.isascii():  # Python reads 1_000 and Arabic digits as numbers
+    if "_" in joined or not joined.isascii():  # Python parses 1_000 and Arabic digits as numbers
         return _Kind.TEXT
     if at_least <= _Kind.INTEGER:
         try:
@@ -243,7 +244,7 @@ def _numbers(
 
 
 def _find_delimiter(file: BinaryIO) -> str:
-    """A file without commas in its first row may use semicolons or tabs."""
+    """Return the delimiter: without commas in its first row it may be a semicolon or a tab."""
     _, cells, _ = next(_records(file, ","), (0, [], 0))
     if len(cells) == 1:
         return next((mark for mark in ";\t" if mark in cells[0]), ",")
@@ -251,7 +252,7 @@ def _find_delimiter(file: BinaryIO) -> str:
 
 
 def _chunks(file: BinaryIO, delimiter: str, *, skip: int = 0) -> Iterator[_Chunk]:
-    """All rows but the first few, some thousand at a time."""
+    """Yield all rows after the first ``skip``, some thousand at a time."""
     chunk = _Chunk([], [])
     num_bytes = 0
     for number, (line, cells, size) in enumerate(_records(file, delimiter)):
@@ -268,7 +269,7 @@ def _chunks(file: BinaryIO, delimiter: str, *, skip: int = 0) -> Iterator[_Chunk
 
 
 def _records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str], int]]:
-    """Line, cells and size of every row that is not blank; all rows are equally wide."""
+    """Yield line, cells and size of every row that is not blank; all rows have equal width."""
     file.seek(0)
     lines = Lines(file)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -308,7 +309,7 @@ def _explain(error: csv.Error, line: int) -> str:
 
 
 class Lines:
-    """The lines of a text file, each decoded and checked on its own.
+    """The lines of a text file, each decoded and checked separately.
 
     A line ends with a line feed, a carriage return, or both.
     """
@@ -348,7 +349,7 @@ class Lines:
             ) from error
 
     def _read(self) -> bytes:
-        """The next line; those that carriage returns end before the next line feed wait."""
+        """Return the next line; lines that carriage returns end before the next LF are queued."""
         data = self._rest + self._file.readline(MAX_ROW_BYTES + 1 - len(self._rest))
         self._rest = b""
         if not data:

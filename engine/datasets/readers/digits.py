@@ -8,14 +8,14 @@ NUM_ROWS = {"train": 1297, "validation": 250, "test": 250}
 
 
 def write_digits(writer: DatasetWriter) -> None:
-    """Write images in [0, 1] and labels, divided by one fixed permutation."""
-    # Imported here: it takes a second that no uploaded file should wait for.
+    """Write images in [0, 1] and labels, split by one fixed permutation."""
+    # Imported here, because it takes a second that an uploaded file should not wait for.
     from sklearn.datasets import load_digits  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
 
     pixels, classes = load_digits(return_X_y=True)
     images = (np.asarray(pixels) / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = np.asarray(classes, np.int64)
-    # numpy promises that a RandomState's stream never changes; a Generator's may.
+    # numpy guarantees that a RandomState's stream never changes; a Generator's may.
     order = np.random.RandomState(0).permutation(len(labels))
     start = 0
     for split, count in NUM_ROWS.items():

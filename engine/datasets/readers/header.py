@@ -1,8 +1,8 @@
-"""Whether the first row of a table names its columns. Knows texts only.
+"""Detect whether the first row of a table names its columns. Handles texts only.
 
-A table with a column of numbers answers by itself: a header has a name where the others have
-numbers. In a table of nothing but texts the first row is taken for names when each of its cells
-looks like a name, no two are alike, and none occurs again in its column.
+A column of numbers settles it: a header has a name above the numbers. In a table with texts only,
+the first row counts as names if each of its cells looks like a name, all are unique, and none
+occurs again in its column.
 """
 
 import re
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 MAX_NAME_LENGTH = 64
 MAX_NAME_WORDS = 4
 _NAME = re.compile(r"[^\W\d](?:[\w .:/()\[\]%#&+-]*[\w)\]%])?")
-"""Begins with a letter or an underscore, ends as no sentence does, and has no comma, quote or @."""
+"""Starts with a letter or an underscore, does not end like a sentence, has no comma, quote or @."""
 _VALUES = frozenset(
     {"na", "n/a", "nan", "null", "none", "nil", "missing", "unknown", "true", "false", "yes", "no"}
 )
-"""Words that stand for a value, whatever else they look like."""
+"""Words that are values, even if they look like names."""
 _GAPS = frozenset({"na", "n/a", "null", "none", "nil", "missing", "unknown", "?", "-", "."})
 
 
 def is_gap(cell: str) -> bool:
-    """Whether a cell says that a value is missing, and so is no name above a column of numbers."""
+    """Whether a cell marks a missing value, so it is not a name above a column of numbers."""
     return cell.strip().casefold() in _GAPS
 
 
 def is_name(cell: str) -> bool:
-    """Whether a cell looks like the name of a column: a word or a few, and no sentence."""
+    """Whether a cell looks like a column name: one or a few words, and not a sentence."""
     text = cell.strip()
     return (
         len(text) <= MAX_NAME_LENGTH
@@ -36,11 +36,11 @@ def is_name(cell: str) -> bool:
 
 
 def why_no_names(first: Sequence[str], recurring: Sequence[bool]) -> str | None:
-    """Why the first row of a table of texts is one of data; None: it names the columns.
+    """Explain why the first row of a table of texts is data; None: it names the columns.
 
     Args:
-        first: its cells. Empty ones say nothing, as above the index of a data frame.
-        recurring: of each, whether its column has the same text again.
+        first: its cells. Empty ones are ignored, as above the index of a data frame.
+        recurring: for each cell, whether its column contains the same text again.
     """
     named = [cell.strip() for cell in first if cell.strip()]
     if not named:

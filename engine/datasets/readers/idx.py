@@ -1,6 +1,6 @@
-"""Reads idx files (the format of MNIST): plain, gzip-compressed, or several in a zip archive.
+"""Read idx files (the format of MNIST): plain, gzip-compressed, or several in a zip archive.
 
-Images are ``image``, labels are ``label``; names of archive members say which split they are.
+Images are the column ``image``, labels are ``label``. Names of archive members give their split.
 """
 
 import math
@@ -101,7 +101,7 @@ def _order(place: tuple[str, str]) -> tuple[int, int]:
 
 
 def _place(name: str, header: _Header) -> tuple[str, str]:
-    """Split and column that an archive member's name stands for."""
+    """Return the split and the column that an archive member's name stands for."""
     word = name.rsplit("/", maxsplit=1)[-1].lower()
     split = next(
         (split for split, marks in _SPLIT_WORDS.items() if any(mark in word for mark in marks)),

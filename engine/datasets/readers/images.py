@@ -1,8 +1,8 @@
-"""Reads zip archives of images in folders: the folder is the class. Knows numpy and Pillow.
+"""Read zip archives of images in folders: the folder is the class. Uses numpy and Pillow.
 
-Two passes: the first looks at every image's head, so that all rows have one shape, the second
-decodes. One image is in memory at a time. What decodes images from strangers runs where all that
-reads uploads does: in a process of its own, with limits.
+There are two passes: the first reads every image's header to ensure that all rows have one shape,
+the second decodes. One image is in memory at a time. Untrusted images are decoded where all uploads
+are read: in a separate process with limits.
 """
 
 import struct
@@ -35,7 +35,7 @@ MAX_IMAGES = 200_000
 MAX_DIRECTORY_BYTES = 64 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_PIXELS = 50_000_000
-"""Of one image, as it is stored."""
+"""The limit for one image, as stored."""
 _SPLIT_NAMES = {"train": "train", "test": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
 )
@@ -46,7 +46,7 @@ _DAMAGE = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
     struct.error, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
-"""What Pillow's decoders raise at files that are not what they say."""
+"""What Pillow's decoders raise for damaged files."""
 T = TypeVar("T")
 
 
@@ -62,8 +62,8 @@ def read_images(
 ) -> None:
     """Read images as ``image`` [channels, height, width], ``label`` and ``file``.
 
-    Colour is RGB; where all images are grey there is one channel. ``resize``: height and width that
-    every image is brought to; left out, they must all have the same.
+    Color is RGB; if all images are gray, there is one channel. ``resize``: the height and width to
+    resize every image to; if unset, all must have the same size.
 
     Raises:
         InvalidDataset: the archive, or an image by its name, cannot be read.
@@ -98,7 +98,7 @@ def _begin(
 
 
 def _sorted(members: list[ArchiveMember]) -> list[_Entry]:
-    """All images by split, class and name."""
+    """Return all images by split, class and name."""
     entries = [_entry(member) for member in members]
     if not entries:
         raise InvalidDataset("the zip archive holds no images")
@@ -146,7 +146,7 @@ def _splits(entries: list[_Entry]) -> list[str]:
 def _survey(
     file: BinaryIO, entries: list[_Entry], resize: tuple[int, int] | None
 ) -> tuple[int, int, int]:
-    """The shape that all rows have."""
+    """Return the shape of all rows."""
     is_grey, size = True, resize
     for entry in entries:
         name = entry.member.name
@@ -167,7 +167,7 @@ def _survey(
 
 
 def _check_head(name: str, image: ImageFile.ImageFile) -> None:
-    """Refuse what is too large, or of a kind whose pixels are no plain grey or colour."""
+    """Refuse images that are too large, have several frames, or are not plain gray or color."""
     if image.width * image.height > MAX_PIXELS:
         raise InvalidDataset(
             f"{name!r} has {image.height:,} x {image.width:,} pixels; {MAX_PIXELS:,} is the limit"
@@ -193,7 +193,7 @@ def _pixels(
 
 
 def _converted(name: str, image: ImageFile.ImageFile, channels: int) -> Image.Image:
-    """The whole image, decoded."""
+    """Return the whole image, decoded."""
     image.load()
     if image.mode in _SEE_THROUGH or "transparency" in image.info:
         least = image.convert("RGBA").getchannel("A").getextrema()[0]
@@ -210,10 +210,10 @@ def _opened(file: BinaryIO, member: ArchiveMember) -> ImageFile.ImageFile:
 
 
 def _reading(name: str, work: Callable[[], T]) -> T:
-    """Do what may find a file damaged, in a process that must say which."""
+    """Run a function; report its errors as damage to the file ``name``."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of decoders, about what is no concern of the user's
+            warnings.simplefilter("ignore")  # decoders' warnings do not concern the user
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             return work()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

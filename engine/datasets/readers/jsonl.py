@@ -1,7 +1,7 @@
-"""Reads jsonl files: one JSON object a line, whose lists may differ in length from row to row.
+"""Read jsonl files: one JSON object per line, whose lists may differ in length between rows.
 
-Two passes: the first finds every column's type and shape, the second writes. Both hold a few
-megabytes of the file. Knows numpy only.
+There are two passes: the first finds every column's type and shape, the second writes. Both keep a
+few megabytes of the file in memory. Uses numpy only.
 """
 
 import json
@@ -34,7 +34,7 @@ _CHUNK_ROWS = 20_000
 
 
 class _Kind(IntEnum):
-    """What the values of a column are."""
+    """The type of a column's values."""
 
     UNKNOWN = 0
     BOOL = 1
@@ -53,25 +53,25 @@ _TYPES = {_Kind.BOOL: np.bool_, _Kind.INTEGER: np.int64, _Kind.FLOAT: np.float64
 
 
 class _Unfit(Exception):
-    """Some rows of a column do not agree; the row that is to blame is looked for by itself."""
+    """Some rows of a column do not agree. The row that causes it is found separately."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What some rows of a column are."""
+    """The type and shape of some rows of a column."""
 
     kind: _Kind
     is_list: bool | None
-    """None: they are all missing."""
+    """None: all rows are missing."""
     inner: tuple[int, ...] | None = None
-    """Of lists the shape of one value; None: all of them are empty."""
+    """For lists, the shape of one value; None: all lists are empty."""
     has_names: bool = False
-    """Whether some value is the name of a non-finite number, which may be a text too."""
+    """Whether a value is the name of a non-finite number, which may also be a text."""
 
 
 @dataclass(slots=True)
 class _Column(_Found):
-    """What all rows of a column are, so far."""
+    """The type and shape of all rows of a column so far."""
 
     null_line: int | None = None
     """The first line without a value."""
@@ -93,8 +93,8 @@ class _Chunk:
 def read_jsonl(path: Path, writer: DatasetWriter) -> None:
     """Read one object per line as the split ``all``; its keys are the columns.
 
-    A list is a column of tensors where all rows agree in shape, and a ragged column where they
-    differ in their length, the outermost axis. A key that a row lacks is as good as null.
+    A list becomes a column of tensors if all rows have one shape, and a ragged column if they
+    differ in the length of the outermost axis. A missing key equals null.
     """
     with path.open("rb") as file:
         columns = _survey(file)
@@ -173,10 +173,10 @@ def _survey(file: BinaryIO) -> dict[str, _Column]:
 
 
 def _look(column: _Column, name: str, chunk: _Chunk) -> None:
-    """Learn from a chunk what a column is.
+    """Update the type of a column from a chunk.
 
     Raises:
-        InvalidDataset: it is no column; names the line.
+        InvalidDataset: it is not a valid column; names the line.
     """
     values = chunk.column(name)
     if column.null_line is None and None in values:
@@ -197,10 +197,10 @@ def _look(column: _Column, name: str, chunk: _Chunk) -> None:
 
 
 def _find(values: Sequence[Any]) -> _Found:
-    """What some rows are.
+    """Return the type and shape of some rows.
 
     Raises:
-        _Unfit: they are not one thing.
+        _Unfit: they do not agree.
     """
     present = [value for value in values if value is not None]
     types = set(map(type, present))
@@ -232,7 +232,7 @@ def _find(values: Sequence[Any]) -> _Found:
 
 
 def _kind_of(values: Sequence[Any], types: set[type]) -> tuple[_Kind, bool]:
-    """The kind of single values, and whether there are names of non-finite numbers among them."""
+    """Return the kind of single values, and whether names of non-finite numbers are among them."""
     if dict in types:
         raise _Unfit("an object; values are numbers, texts, or lists of numbers")
     has_names = False
@@ -275,10 +275,10 @@ def _size_of(values: Sequence[int]) -> _Kind:
 
 
 def _merge(column: _Column, found: _Found) -> None:
-    """Add what some rows are to what the column is.
+    """Merge the type of some rows into that of the column.
 
     Raises:
-        _Unfit: they do not go together.
+        _Unfit: they do not agree.
     """
     if found.is_list is None:
         return
@@ -301,7 +301,7 @@ def _merge(column: _Column, found: _Found) -> None:
 
 
 def _check_written(name: str, values: Sequence[Any], chunk: _Chunk) -> None:
-    """An infinity is written as one; 1e999 is not."""
+    """Refuse numbers that overflow to infinity, such as 1e999; a written Infinity is accepted."""
     if not _has_infinity(values):
         return
     for line, text, value in zip(chunk.lines, chunk.texts, values, strict=True):
@@ -324,7 +324,7 @@ def _refuse(line: int, name: str, what: str) -> NoReturn:
 
 
 def _chunks(file: BinaryIO) -> Iterator[_Chunk]:
-    """The objects of all lines that are not blank, about a megabyte at a time."""
+    """Yield the objects of all lines that are not blank, about a megabyte at a time."""
     file.seek(0)
     chunk, num_bytes = _Chunk([], [], []), 0
     lines = Lines(file)
@@ -355,7 +355,7 @@ def _object(text: str, line: int) -> dict[str, Any]:
         raise InvalidDataset(f"line {line}: {error}") from error
     except RecursionError as error:
         raise InvalidDataset(f"line {line} is nested too deeply") from error
-    except ValueError as error:  # digits without end
+    except ValueError as error:  # too many digits
         raise InvalidDataset(f"line {line} has a number that is too long") from error
     if not isinstance(found, dict):
         what = "a list" if isinstance(found, list) else "a single value"

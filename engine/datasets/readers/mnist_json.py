@@ -1,6 +1,6 @@
-"""Reads mnist.json.gz: ``[[images, labels], …]`` for train, validation and test.
+"""Read mnist.json.gz: ``[[images, labels], …]`` for train, validation and test.
 
-The JSON is some hundred megabytes, so it is parsed image by image and never held as a whole.
+The JSON has some hundred megabytes, so it is parsed image by image and never in memory as a whole.
 """
 
 import json
@@ -67,7 +67,7 @@ def _read_images(text: "_Text", split: str, writer: DatasetWriter) -> int:
         values = _parse_images(rows, split, num_images)
         if column is None:
             shape = values.shape[1:]
-            # Flat images of 784 are those of MNIST: the same shape as from its idx files.
+            # Flat images of 784 values are MNIST's: use the same shape as for its idx files.
             square = (28, 28) if shape == (_MNIST_PIXELS,) else shape
             column = writer.numbers(split, "image", np.dtype(np.float32), square)
         if values.shape[1:] != shape:
@@ -123,7 +123,7 @@ def _parse_numbers(row: bytes, what: str) -> list[Any]:
 
 
 class _Text:
-    """A cursor over JSON text that is read as it is needed."""
+    """A cursor over JSON text that is read on demand."""
 
     def __init__(self, source: ByteSource, *, max_bytes: int) -> None:
         self._source = source
@@ -134,11 +134,11 @@ class _Text:
 
     @property
     def where(self) -> str:
-        """Where the cursor stands, for a message."""
+        """The position of the cursor, for a message."""
         return f"at byte {self._passed + self._at:,} of the unpacked JSON"
 
     def peek(self) -> bytes:
-        """The next character that is no white space; ``b""`` at the end."""
+        """Return the next character that is not white space; ``b""`` at the end."""
         while True:
             rest = self._buffer[self._at : self._at + 64]
             found = rest.lstrip(_SPACE)
@@ -149,7 +149,7 @@ class _Text:
                 return b""
 
     def take(self, expected: bytes, what: str) -> None:
-        """Step over one character that must come next."""
+        """Skip one character that must come next."""
         found = self.peek()
         if found != expected:
             shown = f"{found.decode('latin-1')!r} stands" if found else "the text ends"
@@ -160,11 +160,11 @@ class _Text:
         self._at += 1
 
     def array(self, what: str) -> bytes:
-        """The text of one whole array of numbers, with all arrays inside it."""
+        """Return the text of one whole array of numbers, with all arrays inside it."""
         if self.peek() != b"[":
             raise InvalidDataset(f"{what} is not a list of numbers, {self.where}")
         depth = 0
-        length = 0  # of what has been scanned, from the cursor on
+        length = 0  # scanned bytes, from the cursor on
         while True:
             start = self._at + length
             end = self._buffer.find(b"]", start) + 1

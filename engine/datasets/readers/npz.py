@@ -1,4 +1,4 @@
-"""Reads numpy's npy and npz files: numbers, booleans and fixed-width texts, never objects."""
+"""Read numpy's npy and npz files: numbers, booleans and fixed-width texts, never objects."""
 
 import math
 import re
@@ -33,7 +33,7 @@ _HEADER_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What numpy lets through when the text of a header is hostile."""
+"""What numpy raises for malformed or malicious headers."""
 _SPLITS = {
     "train": "train",
     "validation": "validation",
@@ -48,7 +48,7 @@ _BEFORE = re.compile(rf"(?P<split>{_WORDS})(_(?P<column>.+))?", re.IGNORECASE | 
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """One array of a file: where it goes and how its bytes are to be read."""
+    """One array of a file: its destination and how to read its bytes."""
 
     name: str
     split: str
@@ -75,7 +75,7 @@ def read_npy(path: Path, writer: DatasetWriter) -> None:
 
 
 def read_npz(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
-    """Read each array of an archive as a column, of the split that its name says."""
+    """Read each array of an archive as a column, in the split that its name says."""
     with path.open("rb") as file:
         arrays = [_describe(*named) for named in _named_members(file, max_bytes)]
         if not arrays:
@@ -104,7 +104,7 @@ def _named_members(
 
 
 def place(name: str) -> tuple[str, str]:
-    """Split and column of an array: ``x_train`` and ``train_x`` are both ``("train", "x")``."""
+    """Return split and column of an array: ``x_train`` and ``train_x`` give ``("train", "x")``."""
     match = _AFTER.fullmatch(name) or _BEFORE.fullmatch(name)
     if match is None:
         return "all", name
@@ -138,7 +138,7 @@ def _read_header(source: ByteSource, name: str) -> tuple[np.dtype[Any], tuple[in
         raise InvalidDataset(f"{name} has npy version {version[0]}.{version[1]}; use 1.0 or 2.0")
     try:
         with catch_warnings():
-            simplefilter("ignore")  # about old ways of writing that it reads all the same
+            simplefilter("ignore")  # about outdated headers that numpy still reads
             shape, fortran, dtype = readers[version](file, max_header_size=_MAX_HEADER_BYTES)
     except _HEADER_ERRORS as error:
         raise InvalidDataset(f"{name} has a damaged header; write it with numpy.save") from error
@@ -187,7 +187,7 @@ def _copy(array: _Array, writer: DatasetWriter) -> None:
 
 
 def _blocks(array: _Array, source: ByteSource, block_bytes: int) -> Iterator[bytes]:
-    """The array's bytes in blocks of whole values."""
+    """Yield the array's bytes in blocks of whole values."""
     size = max(1, block_bytes // array.dtype.itemsize) * array.dtype.itemsize
     left = array.num_bytes
     while left > 0:
@@ -204,14 +204,14 @@ def _blocks(array: _Array, source: ByteSource, block_bytes: int) -> Iterator[byt
 
 def _values(block: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "b":
-        return np.frombuffer(block, np.uint8) != 0  # a hostile file may hold other bytes than 0, 1
+        return np.frombuffer(block, np.uint8) != 0  # untrusted files may have bytes other than 0, 1
     return np.frombuffer(block, dtype)
 
 
 def _copy_texts(array: _Array, source: ByteSource, writer: DatasetWriter) -> None:
     column = writer.texts(array.split, array.column)
     item = array.dtype.itemsize
-    # Decoded from the bytes: numpy makes texts of numbers that are no characters.
+    # Decoded from the bytes: numpy creates texts from numbers that are not valid characters.
     codec = {"|": "utf-8", "<": "utf-32-le", ">": "utf-32-be"}[array.dtype.str[0]]
     row = 0
     for block in _blocks(array, source, min(BLOCK_BYTES, _TEXTS_PER_BLOCK * item)):
@@ -232,7 +232,7 @@ def _copy_texts(array: _Array, source: ByteSource, writer: DatasetWriter) -> Non
 def _copy_transposed(
     array: _Array, source: ByteSource, writer: DatasetWriter, column: NumberColumnWriter
 ) -> None:
-    """Turn Fortran order into C order through a passing file, some rows at a time."""
+    """Convert Fortran order to C order through a temporary file, some rows at a time."""
     rows, row_size, item = array.shape[0], math.prod(array.shape[1:]), array.dtype.itemsize
     with _passing_file(writer.scratch()) as file:
         for block in _blocks(array, source, BLOCK_BYTES):
@@ -244,7 +244,7 @@ def _copy_transposed(
             for index in range(row_size):
                 file.seek((index * rows + start) * item)
                 values[index] = _values(file.read(count * item), array.dtype)
-            # Columns of the file run through a row's values with the first axis fastest.
+            # In the file's columns a row's values are in order, with the first axis fastest.
             shaped = values.T.reshape((count, *array.shape[1:]), order="F")
             column.append(shaped)
 

@@ -1,4 +1,4 @@
-"""Reads parquet files, row group by row group and without threads. Knows numpy and pyarrow."""
+"""Read parquet files, one row group at a time and without threads. Uses numpy and pyarrow."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -30,22 +30,22 @@ _MAX_METADATA_ITEMS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a column's type says."""
+    """What a column's type declares."""
 
     dtype: np.dtype[Any] | None
     """None: texts."""
     is_list: bool = False
     inner: tuple[int, ...] | None = ()
-    """Of a list the shape of one value; None: its values are lists, whose length is to be found."""
+    """For a list, the shape of one value; None: its values are lists of unknown length."""
 
 
 def read_parquet(path: Path, writer: DatasetWriter) -> None:
-    """Read a file as the split ``all``; columns of lists are ragged where their lengths differ.
+    """Read a file as the split ``all``; columns of lists are ragged if their lengths differ.
 
     Raises:
-        InvalidDataset: it is damaged, or a column holds what no column can.
+        InvalidDataset: it is damaged, or a column has an unsupported type.
     """
-    pa.set_memory_pool(pa.system_memory_pool())  # the others reserve more than the process may
+    pa.set_memory_pool(pa.system_memory_pool())  # the others reserve more than the memory limit
     with (
         _explaining(),
         pq.ParquetFile(
@@ -72,7 +72,7 @@ def read_parquet(path: Path, writer: DatasetWriter) -> None:
 
 @contextmanager
 def _explaining() -> Generator[None]:
-    """Say what Arrow refuses as a problem of the file."""
+    """Convert Arrow's errors into problems of the file."""
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
@@ -132,7 +132,7 @@ def _dtype_of(kind: Any, field: Any) -> np.dtype[Any]:
 
 
 def _completed(file: Any, name: str, kind: _Kind) -> _Kind:
-    """Look through a column whose type alone does not say how it is stored."""
+    """Read a column whose type alone does not determine how it is stored."""
     if kind.dtype is None or (kind.is_list and kind.inner is not None):
         return kind
     if kind.is_list:
@@ -145,7 +145,7 @@ def _completed(file: Any, name: str, kind: _Kind) -> _Kind:
 
 
 def _inner_shape(file: Any, name: str) -> tuple[int, ...]:
-    """The shape of the values of a column of nested lists, which all of them share."""
+    """Return the shape of the values of a column of nested lists, which all must share."""
     found: tuple[int, ...] | None = None
     for first, batch in _batches(file, [name]):
         array = _plain(batch.column(name))
@@ -184,7 +184,7 @@ def _begin(
 
 
 def _batches(file: Any, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Some rows at a time, each with the number of its first row."""
+    """Yield some rows at a time, with the number of the first row."""
     first = 0
     for group in range(file.metadata.num_row_groups):
         described = file.metadata.row_group(group)

@@ -1,4 +1,4 @@
-"""Reads plain text: one row a line, in the column ``text``. Knows numpy only."""
+"""Read plain text: one row per line, in the column ``text``. Uses numpy only."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_text(path: Path, writer: DatasetWriter) -> None:
-    """Read all lines as the split ``all``, empty ones too; what ends a line is no part of it.
+    """Read all lines as the split ``all``, including empty ones, without line ends.
 
     Raises:
-        InvalidDataset: it is no UTF-8 text, or a line is too long.
+        InvalidDataset: it is not UTF-8 text, or a line is too long.
     """
     column = writer.texts("all", COLUMN)
     with path.open("rb") as file:

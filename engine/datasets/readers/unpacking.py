@@ -1,4 +1,4 @@
-"""Bytes that are unpacked on demand, in bounded memory. Knows nothing of what they mean."""
+"""Decompress bytes on demand, in bounded memory, whatever their contents."""
 
 import zlib
 from typing import Protocol
@@ -8,20 +8,20 @@ from glasshouse.errors import InvalidDataset
 BLOCK_BYTES = 1 << 20
 MAX_RATIO = 200
 FREE_BYTES = 64 << 20
-"""Unpacked bytes before the ratio counts: small files may compress as well as they like."""
+"""Unpacked bytes before the ratio counts: small files may have any compression ratio."""
 _PACKED_BLOCK = 64 << 10
 
 
 class ByteSource(Protocol):
-    """Something that gives its bytes in order."""
+    """Something that returns its bytes in order."""
 
     def read(self, size: int, /) -> bytes:
-        """At most ``size`` bytes; ``b""`` at the end, and only there."""
+        """Return at most ``size`` bytes; ``b""`` only at the end."""
         ...
 
 
 def read_up_to(source: ByteSource, size: int) -> bytes:
-    """Read ``size`` bytes, fewer only where the source ends."""
+    """Read ``size`` bytes, or fewer if the source ends."""
     parts: list[bytes] = []
     while size > 0 and (part := source.read(size)):
         parts.append(part)
@@ -30,7 +30,7 @@ def read_up_to(source: ByteSource, size: int) -> bytes:
 
 
 class Inflated:
-    """A gzip stream (any number of members) or one raw deflate stream, unpacked."""
+    """A decompressed gzip stream (any number of members) or raw deflate stream."""
 
     def __init__(self, packed: ByteSource, name: str, *, gzip: bool) -> None:
         self._packed = packed
@@ -46,12 +46,12 @@ class Inflated:
         return zlib.decompressobj(31 if self._gzip else -15)
 
     def read(self, size: int, /) -> bytes:
-        """At most ``size`` bytes; ``b""`` at the end.
+        """Return at most ``size`` bytes; ``b""`` at the end.
 
         Raises:
-            InvalidDataset: the stream is cut short or damaged, or grows like a bomb.
+            InvalidDataset: the stream is truncated or damaged, or is a decompression bomb.
         """
-        size = max(size, 1)  # zlib takes 0 for no limit
+        size = max(size, 1)  # for zlib 0 means no limit
         while not (self._stream.eof and not self._next_member()):
             packed = self._stream.unconsumed_tail or self._more()
             try:

@@ -609,7 +609,7 @@ def test_the_catalogue_has_the_pool():
         "sum", "average", "max", "sqrt_n", "first", "last",
     ]  # fmt: skip
     assert pool["inputs"] == {"min": 1, "max": 1}
-    assert pool["summary"].startswith("Steps to one value per row")
+    assert pool["summary"].startswith("Reduces steps to one value per row")
 
 
 # --- training --------------------------------------------------------------------------------
