@@ -1,7 +1,7 @@
-"""What is made when the package is built or installed: the kernel of the statistics, and the page.
+"""Build hook: compiles the native statistics kernel and builds the dashboard.
 
-Both are optional. Without a C++ compiler the package is slower at watching; without Node it has no
-page. One line says so, and the installation goes on.
+Both are optional. Without a C++ compiler, watching is slower; without Node, the package has no
+dashboard. One line reports it, and the installation continues.
 """
 
 import importlib.util
@@ -16,15 +16,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class MadeHook(BuildHookInterface):
-    """Puts both into a wheel, or beside their sources for an editable install."""
+    """Adds both to a wheel, or writes them next to their sources for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Make them, or say in one line why not."""
+        """Build both, or report in one line why not."""
         self._add_kernel(version == "editable", build_data)
         self._add_page(version == "editable", build_data)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was only for the wheel."""
+        """Remove the files that were built only for the wheel."""
         if hasattr(self, "_made"):
             self._made.cleanup()
 
@@ -60,11 +60,11 @@ class MadeHook(BuildHookInterface):
 
 
 def load(path: Path) -> ModuleType:
-    """A module of the project, which needs nothing installed."""
+    """Load a module of the project that needs no installed package."""
     spec = importlib.util.spec_from_file_location(f"glasshouse_{path.stem}", path)
     assert spec is not None  # noqa: S101 - the path ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    sys.modules[spec.name] = module  # dataclasses look up their module here
     spec.loader.exec_module(module)
     return module
