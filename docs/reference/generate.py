@@ -1,4 +1,4 @@
-"""Write the generated reference pages: ``python docs/reference/generate.py``. A test compares."""
+"""Writes the generated reference pages: ``python docs/reference/generate.py``. A test compares."""
 
 import sys
 from pathlib import Path
@@ -83,7 +83,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
 
 
 def settings_page() -> str:
-    """The page of all settings."""
+    """Return the page of all settings."""
     lines = [
         "# Settings",
         "",
@@ -101,13 +101,13 @@ def settings_page() -> str:
 
 
 def spec_page() -> str:
-    """The page of all fields of a job spec."""
+    """Return the page of all fields of a job spec."""
     lines = [
         "# Fields of a job",
         "",
-        "Every field that the service accepts. A field that is not here is refused. Generated from",
-        "`glasshouse/spec/`; arguments of layers, losses and optimizers are torch's, and listed by",
-        "`GET /api/v1/catalog/layers` and its neighbours.",
+        "Every field that the service accepts. Any other field is refused. Generated from",
+        "`glasshouse/spec/`. Arguments of layers, losses and optimizers are torch's;",
+        "`GET /api/v1/catalog/layers` and the other routes of the catalog list them.",
     ]
     for model in SPEC_MODELS:
         lines += ["", f"## {model.__name__}", "", cell(model.__doc__), ""]
@@ -117,13 +117,13 @@ def spec_page() -> str:
 
 
 def field_row(name: str, field: FieldInfo) -> str:
-    """One field as a row of a Markdown table."""
+    """Return a field as a row of a Markdown table."""
     default = "required" if field.is_required() else f"`{shown(field.default)}`"
     return f"| `{name}` | {default} | {cell(field.description)} |"
 
 
 def shown(default: object) -> str:
-    """A default as JSON would show it."""
+    """Return a default as JSON shows it."""
     if isinstance(default, BaseModel):
         return default.model_dump_json(exclude_defaults=True)
     words = {None: "null", True: "true", False: "false", (): "[]"}
@@ -133,7 +133,7 @@ def shown(default: object) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Every generated page, by its path beside this file."""
+    """Return every generated page by its path relative to this folder."""
     own = {"settings.md": settings_page(), "spec.md": spec_page()}
     own |= {"cli.md": pages_cli.page(), "python.md": pages_client.page()}
     own["pictures.md"] = pages_pictures.page()
