@@ -1,4 +1,4 @@
-"""One running service and one Chromium for all tests of the page; a new profile for each test."""
+"""Fixtures of the dashboard's tests: one service, one Chromium, a new profile for each test."""
 
 import os
 from collections.abc import Callable, Generator
@@ -31,7 +31,7 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """Where the page is built."""
+    """The directory of the built dashboard."""
     place = ROOT / "dashboard" / "dist"
     if not (place / "index.html").is_file():
         absent("The page (make page)")
@@ -40,7 +40,7 @@ def built() -> Path:
 
 @pytest.fixture(scope="session")
 def browser(built: Path) -> Generator[Browser]:
-    """A Chromium without a window."""
+    """A headless Chromium."""
     path = find_chromium()
     if path is None:
         absent("Chromium (Debian, Ubuntu: apt install chromium)")
@@ -80,7 +80,7 @@ def digits(client: gh.Client) -> str:
 
 @pytest.fixture
 def witness(house: House) -> Generator[Witness]:
-    """Hears what the pages of this test say; fails the test for what they should not."""
+    """Follows the pages of this test, and fails the test for anything they must not do."""
     made = Witness(house.url)
     yield made
     made.judge()
@@ -88,7 +88,7 @@ def witness(house: House) -> Generator[Witness]:
 
 @pytest.fixture
 def profile(browser: Browser, house: House, witness: Witness) -> Generator[BrowserContext]:
-    """A new profile of the browser: no cookie, nothing stored, light colours, a wide window."""
+    """A new browser profile: no cookies, no storage, light colors, a wide window."""
     width, height = SIZES["wide"]
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}}
     options |= {"color_scheme": "light", "reduced_motion": "reduce", "service_workers": "block"}
@@ -102,20 +102,20 @@ def profile(browser: Browser, house: House, witness: Witness) -> Generator[Brows
 
 @pytest.fixture
 def stranger(profile: BrowserContext) -> Page:
-    """A tab without a session, which shows nothing yet."""
+    """An empty tab without a session."""
     return profile.new_page()
 
 
 @pytest.fixture
 def page(stranger: Page, client: gh.Client) -> Page:
-    """A tab with a session, opened by a one-time link: it shows the jobs."""
+    """A tab with a session, opened by a one-time link; it shows the jobs."""
     stranger.goto(client.browser_link())
     return stranger
 
 
 @pytest.fixture
 def axe() -> Callable[[Page], None]:
-    """Fails for whatever axe-core finds that is serious or critical."""
+    """Fails if axe-core finds anything serious or critical."""
     if not AXE.is_file():
         absent("axe-core (make page)")
 
@@ -127,7 +127,7 @@ def axe() -> Callable[[Page], None]:
 
 @pytest.fixture
 def screenshot(page: Page) -> Screenshot:
-    """Pictures for the documentation, where ``SCREENSHOTS`` names a folder."""
+    """Takes screenshots for the documentation if ``SCREENSHOTS`` names a folder."""
 
     def take(name: str, *, page: Page = page, full: bool = False) -> None:
         fits(page)
