@@ -28,7 +28,7 @@ from worker.ingest import Readers
 from worker.processes.rank import Exit, Rank, RankStop
 
 CarryOut = Callable[[Path], None]
-"""Runs the ``job.json`` of a directory to its end. An argument, for a worker imports no torch."""
+"""Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
 
 
 class _Over(Rank):

@@ -30,7 +30,7 @@ class _Taken:
 
 
 class Usage:
-    """The series ``system/…`` of one attempt."""
+    """Measures the series ``system/…`` of one attempt."""
 
     def __init__(
         self,
