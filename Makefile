@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it makes.
+# Everything runs in .venv, which the first target that needs it creates.
 PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -8,10 +8,10 @@ PYTEST := $(PY) -m pytest
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.ready ## make .venv with everything, and the page if there is a Node
+setup: .venv/.ready ## create .venv with everything, and build the dashboard if Node is available
 	@$(PY) dashboard/build.py --try
 
-page: .venv/.ready ## build the page, if its sources have changed
+page: .venv/.ready ## build the dashboard, if its sources have changed
 	@$(PY) dashboard/build.py
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -21,54 +21,54 @@ page: .venv/.ready ## build the page, if its sources have changed
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev,docs]'
 	@touch $@
 
-demo: setup ## train a network on real digits and watch it, then stop; ends by itself
+demo: setup ## train a network on real digits and watch it; stops by itself
 	@$(PY) examples/demo.py
 
-up: setup ## start the service and keep it until Ctrl-C
+up: setup ## start the service and run it until Ctrl-C
 	@.venv/bin/glasshouse up
 
-test: setup ## all tests but the slow ones
+test: setup ## all tests except the slow ones
 	$(PYTEST) tests/unit tests/contract tests/soak -n 2 -m "not slow and not gpu"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
 	$(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
 
-test-slow: setup ## the long ones: real data, full optimizers, more deaths of workers, every bound of the API
+test-slow: setup ## the slow tests: real data, more killed workers, every limit of the API
 	$(PYTEST) tests -m slow
 
-shuffled: setup ## the fast tests in another order; SHUFFLE=7
+shuffled: setup ## the unit and contract tests in a random order; SHUFFLE=7 is the seed
 	SHUFFLE=$(or $(SHUFFLE),1) $(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
 
-chaos: setup ## kill everything at random for a good while, on both databases
+chaos: setup ## kill processes at random for a long time, on both databases
 	CHAOS_KILLS=200 CHAOS_JOBS=300 $(PYTEST) tests/chaos -m slow -s
 
-soak: setup ## an hour of use with 100 streaming clients and faults all the time; MINUTES=60
+soak: setup ## run for an hour with 100 streaming clients and constant faults; MINUTES=60
 	$(PY) -m tests.soak --minutes $(or $(MINUTES),60) --save soak
 
-watch: setup ## half an hour of a job with 20 events a second in three tabs of a real browser; MINUTES=30
+watch: setup ## watch a job with 20 events per second in three browser tabs for 30 minutes; MINUTES=30
 	$(PY) -m tests.page.watching --minutes $(or $(MINUTES),30) --save page
 
-failpoints: setup ## kill, fail and halt at every failpoint; FAILPOINTS_DATABASE=postgresql
+failpoints: setup ## die, fail and pause at every failpoint; FAILPOINTS_DATABASE=postgresql
 	$(PYTEST) tests/integration/worker/test_failpoints.py tests/integration/api/test_failpoints.py \
 	  -n 3 -m "slow or not slow"
 
-test-gpu: setup ## what needs a CUDA device
+test-gpu: setup ## the tests that need a CUDA device
 	$(PYTEST) tests/gpu -m gpu
 
-pictures: setup ## take the pictures of the page that are in the documentation anew; look at them
+pictures: setup ## update the screenshots in the documentation; review them
 	SCREENSHOTS=docs/images $(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
 
-golden: setup ## write anew what the commands print; read the difference
+golden: setup ## update the expected output of the commands; review the diff
 	RENEW_GOLDEN=1 $(PYTEST) tests/acceptance/test_command_line.py
 
-fuzz: setup ## the whole OpenAPI document with many more values; FUZZ_EXAMPLES=50
+fuzz: setup ## fuzz every operation of the OpenAPI document with more values; FUZZ_EXAMPLES=50
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),50) $(PYTEST) tests/security/test_fuzz.py
 
-audit: setup ## known holes of the dependencies, and their licences
+audit: setup ## check dependencies for known vulnerabilities, and their licenses
 	$(PY) .ci/audit.py
 
-check: setup ## format, lint, types (of the page, too), import rules
+check: setup ## format, lint, types (also of the dashboard), import rules
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) .ci/twins.py --check
@@ -76,18 +76,18 @@ check: setup ## format, lint, types (of the page, too), import rules
 	.venv/bin/lint-imports
 	$(PY) dashboard/build.py check
 
-format: setup ## rewrite the code in house style
+format: setup ## format the code and generate the blocking client
 	$(PY) .ci/twins.py
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: setup ## the figures of the documentation, as ratios measured side by side
+bench: setup ## run the benchmarks of docs/reference/measured.md
 	$(PY) -m bench
 
-docs: setup ## the site of the documentation in build/site; a link that leads nowhere fails
+docs: setup ## build the documentation site in build/site; a broken link fails
 	.venv/bin/zensical build --strict --clean
 
-docs-serve: setup ## the same at http://127.0.0.1:8000, built again at each change
+docs-serve: setup ## serve it at http://127.0.0.1:8000 and rebuild it at each change
 	.venv/bin/zensical serve --dev-addr 127.0.0.1:8000
 
 clean: ## remove .venv and caches

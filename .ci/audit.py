@@ -1,8 +1,8 @@
-"""Known holes and licences of what is installed: ``make audit``.
+"""Checks the dependencies for known vulnerabilities and their licenses: ``make audit``.
 
-The list of holes is asked of the network. Where that cannot be reached nothing is known: this says
-so and does not fail. A hole that was found always fails. Licences are read from what is installed,
-those of the page's packages from its lock file.
+Vulnerabilities come from a service on the network. If it cannot be reached, this says so and does
+not fail. A vulnerability that was found always fails. Licenses come from the metadata of installed
+packages; those of the dashboard's packages come from its lock file.
 """
 
 import json
@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "psycopg-binary": "LGPL, used unchanged as a library",
     "psycopg-pool": "LGPL, used unchanged as a library",
 }
-"""Licences that a person has looked at, with what was found."""
+"""Packages whose licenses a person has reviewed, with the result."""
 _UNREACHABLE = re.compile(
     r"ConnectionError|MaxRetryError|NameResolution|timed out|Temporary failure|ProxyError|"
     r"SSLError|HTTPError|ConnectTimeout|ServiceError|RemoteDisconnected",
@@ -36,7 +36,7 @@ _UNREACHABLE = re.compile(
 
 
 def main() -> int:
-    """Both checks; 1 where one has found something."""
+    """Run both checks; return 1 if one has found something."""
     wrong = list(_wrong_licences())
     for line in wrong:
         print(f"licence: {line}")
@@ -83,7 +83,7 @@ def _holes_of_page() -> bool:
 
 
 def _of_page() -> Iterator[tuple[str, str]]:
-    """The packages that the page is built with, and what their licences are said to be."""
+    """Yield the packages that the dashboard is built with, and their declared licenses."""
     lock = json.loads((ROOT / "dashboard" / "package-lock.json").read_text())
     for path, package in lock["packages"].items():
         if path:
@@ -91,7 +91,7 @@ def _of_page() -> Iterator[tuple[str, str]]:
 
 
 def _installed() -> Iterator[tuple[str, str]]:
-    """Names in the set that the tests pass with, and what their licences are said to be."""
+    """Yield the installed packages of constraints.txt, and their declared licenses."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     for line in pinned:
         name = line.partition("==")[0].strip()

@@ -1,8 +1,8 @@
-"""The client that blocks, made from the one that is awaited.
+"""Generates the blocking client from the asynchronous one.
 
 ``python .ci/twins.py`` writes ``glasshouse/client/*.py`` from ``glasshouse/client/aio/*.py``;
-``--check`` only says whether they are what it would write. Written by hand in both places is
-``running.py``, which says what waiting is, and ``__init__.py``.
+``--check`` only reports files that differ. Two files are written by hand in both places:
+``running.py``, which defines how to wait, and ``__init__.py``.
 """
 
 import re
@@ -25,16 +25,16 @@ WORDS = (
     (r"\bglasshouse\.client\.aio\b", "glasshouse.client"),
 )
 RULES = "I,F401,UP,C4,PERF"
-"""What ruff may mend in what the words leave: the order of imports, needless comprehensions."""
+"""Rules that ruff fixes after the replacements: import order, needless comprehensions."""
 
 
 def sources() -> list[Path]:
-    """The modules that are written for both."""
+    """Return the asynchronous modules to translate."""
     return sorted(path for path in ASYNC.glob("*.py") if path.name not in BY_HAND)
 
 
 def twin(source: Path) -> str:
-    """The text of a module as the client that blocks has it."""
+    """Return the text of a module for the blocking client."""
     text = source.read_text()
     for pattern, replacement in WORDS:
         text = re.sub(pattern, replacement, text)
@@ -51,7 +51,7 @@ def twin(source: Path) -> str:
 
 
 def ruff(command: list[str], text: str) -> str:
-    """What ruff makes of a text."""
+    """Run ruff on a text and return the result."""
     whole = [sys.executable, "-m", "ruff", *command]
     done = subprocess.run(whole, input=text, text=True, capture_output=True, cwd=ROOT, check=False)
     if not done.stdout:
@@ -60,7 +60,7 @@ def ruff(command: list[str], text: str) -> str:
 
 
 def main() -> None:
-    """Write the twins, or say which are not what they should be."""
+    """Write the blocking modules, or with ``--check`` report those that differ."""
     stale: list[str] = []
     for source in sources():
         target = SYNC / source.name

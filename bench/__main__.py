@@ -1,7 +1,8 @@
-"""``make bench``: every figure of docs/reference/measured.md, one after another.
+"""``make bench``: runs every benchmark of docs/reference/measured.md, one after another.
 
-Each bench is a process of its own that prints JSON lines. Wants an otherwise idle machine; quote
-ratios and medians, never one absolute time. ``--save NAME`` keeps the lines under bench/results/.
+Each benchmark is a process of its own that prints JSON lines. Run it on an otherwise idle machine;
+quote ratios and medians, never one absolute time. ``--save NAME`` also writes the lines to
+bench/results/.
 """
 
 import argparse
@@ -39,7 +40,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Return a description of this machine."""
     model = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -55,7 +56,7 @@ def machine() -> dict[str, object]:
 
 
 def main() -> int:
-    """Run them all, or those that are named."""
+    """Run all benchmarks, or those that are named."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="left out: all")
     parser.add_argument("--save", metavar="NAME", help="also write bench/results/NAME.jsonl")

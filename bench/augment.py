@@ -1,9 +1,8 @@
-"""What augmentation costs: images a second of the MNIST network with it, to without.
+"""Measures the cost of augmentation: images per second on the MNIST network with and without.
 
-Each kind takes turns with the plain job in one process, on one thread (``bench.turns``); figures
-are medians of the ratios of rounds, of the clock and of the processor's time. With workers the
-batches are made ahead by one thread, which is to have a core of its own. Prints a JSON line per
-kind.
+Each kind alternates with the plain job in one process, on one thread (``bench.turns``). Results are
+medians of the ratios of rounds, of wall time and of CPU time. With workers one thread makes the
+batches ahead; it should have a core of its own. Prints a JSON line per kind.
 """
 
 import argparse
@@ -95,7 +94,7 @@ def compare(
         train(job, rows, None, control=turn, out=out)
         rows.close()
 
-    # What is made ahead is made in the other's turn, too: few batches of many.
+    # Batches are also made ahead in the other job's turn. In a long turn these are few.
     length = given.steps if workers else TURN
     num_steps = (given.rounds + 1) * given.steps + 1
     jobs = (job_of(augment, num_steps), job_of([], num_steps))

@@ -1,7 +1,7 @@
-"""What a save costs a step: asynchronous beside synchronous, turn by turn. Prints one JSON line.
+"""Measures the cost of saving a checkpoint, asynchronous against synchronous: one JSON line.
 
-``paused`` is the time until training may go on; ``steps_beside`` how much slower steps are while a
-checkpoint is being written, over steps while none is.
+``paused`` is the ratio of the times for which training pauses. ``steps_beside`` is the ratio of
+step times while a checkpoint is being written to those while none is. The two kinds alternate.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def measure(directory: Path, rounds: int, width: int) -> dict[str, float | str |
 
 
 def timed(what: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the duration of a call, seconds."""
     started = time.perf_counter()
     what()
     return time.perf_counter() - started

@@ -1,9 +1,9 @@
-"""What checkpoints by default cost a job whose epochs are short and whose state is large.
+"""Measures the cost of the default checkpoints for a job with short epochs and a large state.
 
-A sparse table of 384 MB, epochs of about 0.15 s. Runs with the default ``checkpoint`` and runs that
-save at the end only take turns; ``ratio`` is that of their mean step times, the median of the
-rounds, from the first step to the last. ``validated``: each epoch is evaluated, and the best state
-is kept. Prints a JSON line for each.
+The job has a sparse table of 384 MB and epochs of about 0.15 s. Runs with the default
+``checkpoint`` and runs that save only at the end alternate. ``ratio`` is that of their mean step
+times from the first step to the last; it is the median of the rounds. ``validated``: each epoch is
+evaluated and the best state is kept. Prints a JSON line with and without validation.
 """
 
 import argparse
@@ -33,7 +33,7 @@ META = {
 
 
 class Clock:
-    """A job's control that notes when the first and the last step ended, and when checkpoints."""
+    """A job's control that records when steps ended and at which steps checkpoints were saved."""
 
     cancel_requested, ends_as, wanted, orders = False, "cancelled", None, ()
 
@@ -49,7 +49,7 @@ class Clock:
 
     @property
     def step_ms(self) -> float:
-        """The mean time of a step, what was between two of them included."""
+        """The mean step time, ms, including the time between steps."""
         return 1000 * (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
 
 

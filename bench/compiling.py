@@ -1,10 +1,9 @@
-"""What torch.compile would bring to a training step, and whether it keeps its bits.
+"""Measures what torch.compile gains in a training step, and whether results stay bit-identical.
 
-For each network one JSON line: the time of a compiled step (forward, loss, backward, SGD) as
-a ratio to the same step as it stands, the two taking turns in one process; the seconds that
-compiling takes, once and again for another number of rows; and whether losses and gradients of the
-first step are the same bits. Beside it the ratios of ``channels_last`` and bfloat16, which need no
-compiler. ``--threads`` as elsewhere.
+Prints one JSON line for each network: how many times as fast a compiled step (forward, loss,
+backward, SGD) is as the eager step, the two alternating in one process; the seconds of compilation,
+the first time and for another number of rows; and whether the parameters after the first step are
+bit-identical. It has the speeds of ``channels_last`` and bfloat16 too, which need no compiler.
 """
 
 import argparse
@@ -22,7 +21,7 @@ Step = Callable[[], Tensor]
 
 
 class Block(nn.Module):
-    """A layer of a transformer with causal attention, its scores after it."""
+    """A four-layer transformer with causal attention and an output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,12 +32,12 @@ class Block(nn.Module):
         self.mask = nn.Transformer.generate_square_subsequent_mask(64)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Scores of the next id, with the ids on axis 1 as cross entropy wants them."""
+        """Return the scores of the next id, with the classes on axis 1 for cross entropy."""
         return self.scores(self.blocks(self.embed(ids), self.mask, is_causal=True)).transpose(1, 2)
 
 
 def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
-    """Each with a batch."""
+    """Return each network with a batch."""
     cnn = nn.Sequential(
         nn.Conv2d(1, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(20, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -57,7 +56,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
 
 
 def step_of(network: nn.Module, call: Any, x: Tensor, y: Tensor, low: bool = False) -> Step:
-    """A step of training; ``call`` is the network or what was made of it."""
+    """Return a training step; ``call`` is the network or its compiled version."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
     def step() -> Tensor:
@@ -83,7 +82,7 @@ def block_s(step: Step, num_steps: int) -> float:
 
 
 def measured(name: str, network: nn.Module, x: Tensor, y: Tensor, args: Any) -> dict[str, Any]:
-    """The line of a network."""
+    """Return the line of a network."""
     sides: dict[str, Step] = {}
     copies = {side: copy.deepcopy(network) for side in ("eager", "compiled", "last", "low", "both")}
     sides["eager"] = step_of(copies["eager"], copies["eager"], x, y)

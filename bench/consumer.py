@@ -1,9 +1,9 @@
-"""The other end of a ring, in a process of its own.
+"""Empties a ring in a process of its own.
 
 ``python -m bench.consumer <ring> <spool> <directory>`` does with whole tensors what a worker's
-supervisor does, but for the rows in the ledger: reads the spool at a supervisor's pace, writes a
-file of each step into artifacts, and gives the room back. SIGUSR1 makes its disk slow, SIGUSR2
-what it was.
+supervisor does, except for the rows in the database. It reads the spool at a supervisor's pace,
+writes a file of each step into artifacts, and frees the space in the ring. SIGUSR1 makes its disk
+slow, SIGUSR2 normal again.
 """
 
 import os
@@ -26,7 +26,7 @@ SLOW_BYTES_PER_S = 2e6
 
 
 class Disk(LocalArtifacts):
-    """Artifacts on a disk that can be made slow."""
+    """Artifacts on a disk whose writes can be slowed down."""
 
     is_slow = False
 

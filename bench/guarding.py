@@ -1,9 +1,9 @@
-"""What the guard over the numbers costs: a job's step with it against the same job's without.
+"""Measures the cost of the NaN and Inf guard: step time with it against the same job without it.
 
-Blocks of all kinds take turns in one process; each figure is the median over the rounds. ``share``
-is the part of a block's processor time, of the thread that trains, that the guard's two calls took;
-``ratio`` of step times has all else in it too, and the noise of the machine. Data is random, and
-all numbers are finite. Prints a JSON line for each network and guard.
+Blocks of all kinds alternate in one process; each value is the median over the rounds. ``share``
+is the fraction of the training thread's CPU time that the guard's two calls took. ``ratio`` is
+that of step times and includes everything else, and the noise of the machine. Data is random and
+all values are finite. Prints a JSON line for each network and guard.
 """
 
 import argparse
@@ -29,12 +29,12 @@ GUARDS: dict[str, dict[str, Any]] = {
 }
 OFF: dict[str, Any] = {"check": []}
 NUM_STEPS = 200
-"""Of a block: in the first ones the guard does not know yet what it costs."""
+"""Steps of a block; in the first ones the guard has not measured its own cost yet."""
 _spent = {"guard": 0.0}
 
 
 def timed(call: Callable[..., None]) -> Callable[..., None]:
-    """The same, with its processor time added up."""
+    """Wrap a method so that its CPU time is added up."""
 
     def wrapped(*args: Any) -> None:
         started = time.thread_time()
@@ -45,7 +45,7 @@ def timed(call: Callable[..., None]) -> Callable[..., None]:
 
 
 def block(bench: Bench, job: Any) -> tuple[float, float, float]:
-    """Wall and processor time of a block, and the guard's share of the latter in this thread."""
+    """Return wall and CPU time of a block, and the guard's share of this thread's CPU time."""
     _spent["guard"] = 0.0
     started = time.thread_time()
     wall, cpu = bench.block(job)
@@ -53,7 +53,7 @@ def block(bench: Bench, job: Any) -> tuple[float, float, float]:
 
 
 def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]:
-    """The ratios of each guard, one for every round."""
+    """Return one line for each guard, with medians over the rounds."""
 
     def job(guard: dict[str, Any]) -> Any:
         bench.spec["guards"] = {"nonfinite": guard}
@@ -62,7 +62,7 @@ def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]
     without = job(OFF)
     jobs = {name: job(GUARDS[name]) for name in names}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(-1, rounds):  # the first round loads things
+    for number in range(-1, rounds):  # the first round is a warm-up
         for name, guarded in jobs.items():
             order = [guarded, without] if number % 2 else [without, guarded]
             times = {id(one): block(bench, one) for one in order}
@@ -82,7 +82,7 @@ def measure(bench: Bench, rounds: int, names: list[str]) -> list[dict[str, Any]]
 
 
 def main() -> None:
-    """Print the lines of all that was asked for."""
+    """Print a line for each network and guard."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)

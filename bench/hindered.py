@@ -1,13 +1,13 @@
-"""What does not reach training: a slow disk, nobody who reads, viewers who have died.
+"""Checks that training is not slowed down by a slow disk, a stopped reader, or dead viewers.
 
-A slow disk, nobody who reads: a job whose layers' tensors are kept whole, and the process that
-stores them. In blocks that take turns its disk is as it is, and slow (2 MB/s) or the process is
-stopped, so that the ring is full and tensors are dropped. The ratio is that of the step's time in
-two neighbouring blocks. Every tensor that was due must have been kept or counted as dropped, or
-the bench fails.
+A slow disk, nobody who reads: a job whose layers' tensors are stored whole, and the process that
+stores them. In alternating blocks its disk is normal, or else it is slow (2 MB/s) or the process is
+stopped, so that the ring is full and tensors are dropped. The ratio is that of the step times in
+two neighboring blocks. Every due tensor must be stored or counted as dropped, or the benchmark
+fails.
 
-Dead viewers: a job of a whole service with statistics at every step, one client that reads its
-stream, and in every second window fifty connections besides that asked for it and never read.
+Dead viewers: a job of a whole service with statistics at every step, and one client that reads its
+stream. In every second window fifty more connections request the stream and never read.
 
 Prints a JSON line for each. Data is random.
 """
@@ -43,18 +43,18 @@ from worker.processes.fork_server import FIXED
 EVERY = 25
 RING_BYTES = 64 * 2**20
 FILLING, TIMED = 5 * EVERY, 4 * EVERY
-"""Steps in which the ring fills up, or nothing happens; and steps that are measured."""
+"""Steps before a measurement, in which the ring may fill up; and steps that are measured."""
 PATIENCE_S = 120.0
 NUM_VIEWERS = 50
 SETTLING_S = 1.0
 TARGET = 1.01
 
 
-# --- a slow disk, and nobody who reads ---------------------------------------------------------
+# --- a slow disk, and a stopped reader ---------------------------------------------------------
 
 
 class Blocks(Clock):
-    """A control that changes at each block what the consumer can do, and times the block's end."""
+    """A control that hinders or frees the consumer at each block, and times the block's end."""
 
     def __init__(self, bench: Bench, kept: "Kept", hinder: int, free: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Blocks(Clock):
         self._step = 0
         self._began = clocks()
         self.seconds: list[tuple[float, float]] = []
-        """Of each block, wall and processor time; every second one is hindered."""
+        """Wall and CPU time of each block; every second one is hindered."""
 
     @property
     def cancel_requested(self) -> bool:
@@ -88,7 +88,7 @@ class Blocks(Clock):
 
 
 class Kept:
-    """Counts what a rank says of its tensors, and passes it on."""
+    """Counts the stored and dropped tensors in a rank's records, and passes the records on."""
 
     def __init__(self, emit: Any) -> None:
         self._emit = emit
@@ -107,7 +107,7 @@ class Kept:
 
 
 def disk(name: str, rounds: int) -> dict[str, Any]:
-    """One long job, hindered in every second block."""
+    """Run one long job, hindered in every second block."""
     hinder, free = {
         "a slow disk": (signal.SIGUSR1, signal.SIGUSR2),
         "nobody who reads": (signal.SIGSTOP, signal.SIGCONT),
@@ -135,11 +135,11 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
     return ratios([(b[0] / a[0], b[1] / a[1]) for a, b in pairs]) | counts
 
 
-# --- viewers who have died ------------------------------------------------------------------------
+# --- dead viewers ------------------------------------------------------------------------
 
 
 class Told:
-    """What a job says of the time of its steps, as a client reads it."""
+    """Collects the step times of a job as a client reads them."""
 
     def __init__(self, job: Any) -> None:
         self._found: list[tuple[datetime, float]] = []
@@ -148,14 +148,14 @@ class Told:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until something is told."""
+        """Wait for the first value."""
         until = time.monotonic() + PATIENCE_S
         while not self._found:
             assert time.monotonic() < until, "the job says nothing"
             time.sleep(0.1)
 
     def close(self) -> None:
-        """After the job was cancelled: read its stream to the end."""
+        """After the job was cancelled, read its stream to the end."""
         self._thread.join(PATIENCE_S)
 
     def _read(self) -> None:
@@ -165,12 +165,12 @@ class Told:
                 self._found.append((event.at, seconds))
 
     def between(self, begin: datetime, end: datetime) -> float:
-        """The median of the means that were told in a window."""
+        """Return the median of the mean step times in a window."""
         return statistics.median(seconds for at, seconds in [*self._found] if begin <= at <= end)
 
 
 def viewers(rounds: int, window_s: float) -> dict[str, Any]:
-    """A job of a service, with and without viewers that do not read."""
+    """Run a job of a service, with and without viewers that do not read."""
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     where = ["--home", str(home)]
     try:
@@ -207,7 +207,7 @@ def viewers(rounds: int, window_s: float) -> dict[str, Any]:
 
 
 def ratios(found: list[Any]) -> dict[str, Any]:
-    """Median, least and most of the ratios of neighbouring blocks."""
+    """Return median, min and max of the ratios of neighboring blocks."""
     wall = [pair[0] for pair in found]
     line = {"ratio": statistics.median(wall), "min": min(wall), "max": max(wall)}
     if len(found[0]) > 1:

@@ -1,10 +1,10 @@
-"""What training takes of memory, beside what its plan says: ten networks, each in a fresh process.
+"""Compares the memory that training uses with its plan, for each case in a fresh process.
 
-A process first trains something tiny, so that what torch loads is loaded. Then the network is
-trained for some steps: the most that its own pages grow by (those of files, libraries for one, are
-not its own) is compared with the plan. ``grown`` is with an allocator that gives back what is
-freed, so that it is what training holds; ``kept`` with that of the service, which keeps it, since
-training is faster then. ``--heads`` prints the heads of the plan too. Prints a JSON line per case.
+The process first trains something tiny, so that torch's libraries are loaded. Then it trains the
+network for some steps. The peak growth of its anonymous memory (pages of files, such as libraries,
+do not count) is compared with the plan. ``grown`` uses an allocator that returns freed memory: it
+is what training holds. ``kept`` uses the service's allocator settings, which keep it because
+training is faster then. ``--heads`` also prints the parts of the plan. Prints a JSON line per case.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def _field(type_: str, dim: int | None = None) -> dict[str, Any]:
     return {"type": type_} if dim is None else {"type": type_, "dim": dim}
 
 
-def _case(  # noqa: PLR0913, PLR0917 (a network, its data, how it learns)
+def _case(  # noqa: PLR0913, PLR0917 (network, data, optimizer)
     preset: str,
     args: dict[str, Any],
     columns: Callable[[], Columns],
@@ -194,7 +194,7 @@ TINY = _case(
 
 
 def write(directory: Path, columns: Columns) -> None:
-    """A dataset of arrays."""
+    """Write a dataset of arrays."""
     (directory / "all").mkdir(parents=True)
     described: list[dict[str, Any]] = []
     for number, (name, array) in enumerate(columns.items()):
@@ -208,7 +208,7 @@ def write(directory: Path, columns: Columns) -> None:
 
 
 def trained(directory: Path, case: str) -> dict[str, Any]:
-    """Train in this process; what it took, and what was planned."""
+    """Train in this process; return the memory used and planned."""
     import torch
 
     from engine.plan.plan import parse_spec, plan
@@ -248,25 +248,25 @@ _STATM = os.open("/proc/self/statm", os.O_RDONLY)
 
 
 def own_bytes() -> int:
-    """What this process has in memory now that is not of files."""
+    """Return the anonymous memory of this process, bytes."""
     _, resident, shared = os.pread(_STATM, 200, 0).split()[:3]
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 class Highest:
-    """The most that this process has while something runs, looked at each millisecond or so."""
+    """Measures the peak anonymous memory of this process, about every millisecond."""
 
     num_bytes = 0
 
     def __enter__(self) -> "Highest":
-        """Begin to look."""
+        """Start measuring."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """Stop measuring."""
         self._is_over.set()
         self._thread.join()
 
@@ -292,7 +292,7 @@ def main() -> None:
 
 
 def measure(case: str) -> dict[str, Any]:
-    """One network, in a process like a rank."""
+    """Measure one network, in a process like a rank."""
     with tempfile.TemporaryDirectory() as name:
         for kind, what in (("tiny", TINY), ("case", CASES[case])):
             write(Path(name) / kind, what["columns"]())

@@ -1,4 +1,4 @@
-"""From the request to fork a rank to its first optimizer step. Prints one JSON line."""
+"""Measures the time from the request to fork a rank to its first optimizer step: one JSON line."""
 
 import argparse
 import json

@@ -1,7 +1,7 @@
-"""What padding costs: an LSTM over rows of many lengths, with and without ``bucket_by_length``.
+"""Measures the cost of padding: an LSTM on rows of many lengths, with and without bucketing.
 
-Both jobs read the same rows in one process and take turns, a whole epoch each; the figure is the
-median of the ratios of what an epoch takes. Prints one JSON line.
+All jobs read the same rows in one process and alternate, a whole epoch each. ``bucket_by_length``
+is compared with random batches by the median of the ratios of epoch times. Prints one JSON line.
 """
 
 import argparse
@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any] | None] = {
 
 
 class Control:
-    """Asks for nothing."""
+    """A control without requests."""
 
     wanted = None
     ends_as = "cancelled"
@@ -41,7 +41,7 @@ class Control:
 
 
 def write(directory: Path, num_rows: int) -> Path:
-    """Rows of 1 to 200 steps, as many as sentences have: most are short."""
+    """Write rows of 1 to 200 steps, distributed like sentence lengths: most are short."""
     generator = np.random.default_rng(0)
     lengths = np.clip(generator.lognormal(3.3, 0.7, num_rows).astype(int), 1, 200)
     with (directory / "rows.jsonl").open("w") as file:
@@ -100,7 +100,7 @@ def measure(directory: Path, num_rows: int, rounds: int) -> dict[str, Any]:
         for kind, job in jobs.items():
             started = time.perf_counter()
             train(job, rows, None, control=Control(), out=Outputs(directory, lambda _record: None))
-            if number:  # the first round warms up
+            if number:  # the first round is a warm-up
                 spent[kind].append(time.perf_counter() - started)
     for kind in ("buckets", "tokens"):
         ratios = [a / b for a, b in zip(spent[kind], spent["by_chance"], strict=True)]

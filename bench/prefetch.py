@@ -1,8 +1,8 @@
-"""Who reads ahead best: threads, as ``data.workers`` has them, or worker processes (DataLoader).
+"""Compares prefetching with threads, as ``data.workers`` does, and with DataLoader's processes.
 
-The same rows in the same order come through a pool of a fifth of the file, and a little network is
-trained on them with one thread. Sides take turns; figures are medians of the time of an epoch over
-that of reading without workers. Prints a JSON line per kind of row.
+The same rows in the same order come through a shuffle pool of 1/5 of the file, and a small network
+is trained on them with one thread. Sides alternate. Results are medians of the time of an epoch
+relative to that without workers. Prints a JSON line per kind of row.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ROWS = {
     "600 KB, files in the page cache": ((3, 224, 224), 600, False),
     "600 KB, files on disk": ((3, 224, 224), 600, True),
 }
-"""Size of a row, how many there are, and whether each epoch begins with nothing of them cached."""
+"""Shape of a row, the number of rows, and whether each epoch starts with a cold page cache."""
 FIELDS: dict[str, Field] = {
     "x": DenseField(type="dense"),
     "label": IntegerField(type="integer", dim=10),
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 class Runs(Dataset[Any]):
-    """What one draw brings, read in a worker process."""
+    """The rows that each draw adds to the pool, read in a worker process."""
 
     def __init__(self, reader: SourceReader, draws: list[Draw]) -> None:
         self._reader, self._draws = reader, draws
@@ -56,7 +56,7 @@ class Runs(Dataset[Any]):
 
 
 def by_processes(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
-    """What the pool gives when worker processes read for it."""
+    """Yield the batches of the pool, read by worker processes."""
     draws = PoolDraws(pool, 0, 0)
     made = [draws.draw() for _ in range(-(-pool.num_rows // pool.batch_size))]
     store = RowStore(pool.capacity)
@@ -70,7 +70,7 @@ def by_processes(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dic
 
 
 def by_threads(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:
-    """As a job reads."""
+    """Yield the batches as a job reads them."""
     shuffle = Shuffle(buffer_size=pool.buffer_size)
     rows = StreamedRows(reader, CPU, shuffle=shuffle, workers=workers)
     yield from rows.epoch(pool.batch_size, drop_last=False, order=(0, 0))
@@ -78,7 +78,7 @@ def by_threads(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[
 
 
 def train(batches: Iterator[dict[str, Tensor]], network: nn.Module) -> float:
-    """Seconds of an epoch."""
+    """Train for an epoch; return the seconds."""
     started = time.perf_counter()
     for batch in batches:
         nn.functional.cross_entropy(network(batch["x"]), batch["label"]).backward()
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def forget(directory: Path) -> None:
-    """Have the page cache let go of the files."""
+    """Drop the files from the page cache."""
     for path in (directory / "all").iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Requests and events beside a purge: ``python -m bench.purge [--rows N]``; prints one JSON line.
+"""Measures requests and events during a purge: ``python -m bench.purge [--rows N]``: one JSON line.
 
-Fills a SQLite database with events of ended jobs, then reads over HTTP and ships events, first
-alone and then while another process purges. What counts is the ratio of the two sides. Ten million
-rows take some minutes to make, and three gigabytes of disk.
+It fills a SQLite database with events of ended jobs. Then it reads over HTTP and ships events,
+first alone and then while another process purges. The ratio of the two matters. Ten million rows
+take some minutes to create and 3 GB of disk.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def fill(api: Api, rows: int) -> None:
-    """Ended jobs with so many events together."""
+    """Create ended jobs with ``rows`` events in total."""
     make_worker(api.database)
     payload = '{"step":1,"epoch":0,"values":{"loss":0.5}}'
     past = now() - timedelta(days=10)
@@ -81,7 +81,7 @@ def fill(api: Api, rows: int) -> None:
 
 
 def measure(api: Api, stop: threading.Event) -> dict[str, float]:
-    """Read and ship until told to stop."""
+    """Read and ship until ``stop`` is set."""
     job = make_job(api.database, owner="admin")
     claim = running(api.database, job, lease_ms=10**9)
     read: list[float] = []

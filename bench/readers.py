@@ -1,9 +1,9 @@
-"""Many clients of one event stream, in one cheap process: raw sockets, and no JSON is parsed.
+"""Runs many clients of one event stream in one process: raw sockets, without parsing JSON.
 
-``python -m bench.readers URL PATH COUNT FILE``, the key in ``GLASSHOUSE_API_KEY``. Prints a line
-when every stream has said hello and one when every stream has ended. FILE gets what came as an
-array of rows: client, when (seconds), first and last number. Fails where a number is missing,
-doubled or out of order.
+``python -m bench.readers URL PATH COUNT FILE``, with the key in ``GLASSHOUSE_API_KEY``. Prints a
+line when every stream has sent hello and one when every stream has ended. FILE gets an array with
+the rows: client, arrival (seconds), first and last event number. Fails if a number is missing,
+duplicated or out of order.
 """
 
 import json
@@ -26,7 +26,7 @@ READ_BYTES = 1 << 18
 
 @dataclass
 class Client:
-    """One connection, and how far it has read."""
+    """One connection and its position in the stream."""
 
     number: int
     socket: socket.socket
@@ -37,13 +37,13 @@ class Client:
     came: list[tuple[int, float, int, int]] = field(default_factory=list)
 
     def read(self) -> None:
-        """Take what is there; only whole messages count."""
+        """Read the available data; count only whole messages."""
         part = self.socket.recv(READ_BYTES)
         arrived = time.time()
         if not part:
             raise ConnectionError(f"client {self.number} was cut off after event {self.last}")
         data = self.rest + part
-        end = data.rfind(b"\n\n") + 1  # the second of the two stays, so that an id is after one
+        end = data.rfind(b"\n\n") + 1  # keep the second newline: an id comes after one
         whole, self.rest = (data[: end + 1], data[end:]) if end else (b"", data)
         if not self.greeted:
             if b" 200 OK" not in data.partition(b"\r\n")[0]:
@@ -61,7 +61,7 @@ class Client:
 
 
 def connect(number: int, url: str, path: str, key: str) -> Client:
-    """Ask for the stream."""
+    """Connect and request the stream."""
     host, port = url.removeprefix("http://").split(":")
     opened = socket.create_connection((host, int(port)), timeout=60)
     lines = [f"GET /api/v1{path} HTTP/1.1", f"Host: {host}:{port}", f"Authorization: Bearer {key}"]
@@ -94,7 +94,7 @@ def main(url: str, path: str, count: str, file: str) -> None:
 
 
 class Readers:
-    """That process, seen from the one that starts it."""
+    """The handle of that process."""
 
     def __init__(self, url: str, path: str, key: str, count: int, file: Path) -> None:
         self._file = file
@@ -109,13 +109,13 @@ class Readers:
         self._hear("open")
 
     def finish(self) -> np.ndarray:
-        """Wait until all streams have ended; the rows of what came."""
+        """Wait until all streams have ended; return the array."""
         self._hear("ended")
         self.close()
         return np.load(self._file)
 
     def close(self) -> None:
-        """End the process, whether it is done or not."""
+        """End the process in any case."""
         self._process.kill()
         self._process.wait()
         self._said.close()

@@ -1,8 +1,9 @@
-"""What events and values take in PostgreSQL: ``python -m bench.retention``.
+"""Measures the size of events and values in PostgreSQL: ``python -m bench.retention``.
 
-Ships events of two values as a worker does, twenty to a shipment, and asks PostgreSQL for the size
-of the tables with their indexes. From that it calculates what 80 jobs with 20 events a second each
-take, with the retention of the settings. Then it deletes them in three ways; one JSON line each.
+It ships events of two values as a worker does, twenty per shipment, and asks PostgreSQL for the
+size of the tables with their indexes. From that it calculates the size for 80 jobs with 20 events
+per second each, with the retention of the settings. Then it deletes them in three ways. Prints JSON
+lines.
 """
 
 import argparse
@@ -89,7 +90,7 @@ def sizes(database: Database) -> dict[str, int]:
 
 
 def reckoned(taken: dict[str, float], settings: Settings, days: int) -> dict[str, float]:
-    """Gigabytes after so many days, if every job ran all the time or had ended just now."""
+    """Return the GB after ``days`` days, if every job ran all the time or had ended just now."""
     per_day = JOBS * EVENTS_PER_S * 86400
     kept = {"events": settings.keep_values_days, "values": settings.keep_metrics_days}
     found = {
@@ -100,7 +101,7 @@ def reckoned(taken: dict[str, float], settings: Settings, days: int) -> dict[str
 
 
 def delete_in_turn(database: Database, settings: Settings, job: str) -> None:
-    """Old events of a running job; its values once it has ended; and a whole partition."""
+    """Delete old events of a running job, its values once it has ended, and a whole table."""
     with database.write() as tx:
         tx.execute(text("CREATE TABLE partition AS SELECT * FROM events"))
         past = now() - timedelta(days=30)

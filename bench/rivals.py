@@ -1,22 +1,22 @@
-"""What watching costs with us and with others: the same network, in turns, in one process.
+"""Compares the cost of watching with that of other tools: same network, alternating, one process.
 
-Not part of ``make bench``, because it needs packages that nothing else here does. In an
+Not part of ``make bench``, because it needs packages that nothing else here needs. In an
 environment of its own, from the root of the repository:
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt -e '.[server]' tensorboard wandb
     /tmp/rivals/bin/python -m bench.rivals
 
-The network is the MNIST network of ``bench.step``. Every ratio is to a plain hand-written torch
-loop that takes turns with it at every fifth step (``bench.turns``). All sides run with the
-allocator and the collector settings of our ranks, which help those that keep copies. What each side
-watches:
+The network is the MNIST network of ``bench.step``. Every ratio is relative to a plain hand-written
+torch loop that alternates with it every five steps (``bench.turns``). All sides run with the
+allocator and garbage collector settings of our ranks, which help tools that keep copies. What each
+side watches:
 
 - ``glasshouse``: statistics of every output, output gradient, parameter and parameter gradient;
-  with ``full`` the same tensors whole.
-- ``hooks``: the same tensors, each copied by ``.cpu().numpy()`` and kept until the step's end.
+  with ``full``, the same tensors whole.
+- ``hooks``: the same tensors, each copied by ``.cpu().numpy()`` and kept until the end of the step.
 - ``tensorboard``: a histogram of every parameter and its gradient.
-- ``wandb``: ``watch(log="all")`` offline: the same, and the loss at every step.
+- ``wandb``: ``watch(log="all")`` offline: the same as ``tensorboard``, and the loss at every step.
 """
 
 import argparse
@@ -42,7 +42,7 @@ NUM_STEPS = 50
 
 
 class Watched(ByHand):
-    """The hand-written loop, with places where somebody may look."""
+    """The hand-written loop, with methods that a subclass overrides to watch."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, every: int) -> None:
         super().__init__(images, labels)
@@ -50,13 +50,13 @@ class Watched(ByHand):
         self.step = 0
 
     def begin(self) -> None:
-        """Before the forward pass of a step that is due."""
+        """Called before the forward pass of a due step."""
 
     def look(self) -> None:
-        """After the backward pass of a step that is due."""
+        """Called after the backward pass of a due step."""
 
     def told(self, loss: float) -> None:
-        """After every step."""
+        """Called after every step."""
 
     def train(self, num_steps: int, turn: Turn) -> None:
         order = torch.randperm(len(self.images))
@@ -77,7 +77,7 @@ class Watched(ByHand):
 
 
 class Hooks(Watched):
-    """Hooks that copy everything."""
+    """Watches with hooks that copy every tensor."""
 
     def begin(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Hooks(Watched):
 
 
 class TensorBoard(Watched):
-    """Histograms of parameters and gradients."""
+    """Writes histograms of parameters and gradients."""
 
     def __init__(self, *arguments: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -120,7 +120,7 @@ class TensorBoard(Watched):
 
 
 class Wandb(Watched):
-    """What ``wandb.watch`` records by itself, and the loss."""
+    """Records what ``wandb.watch`` records by default, and the loss."""
 
     def __init__(self, *arguments: Any) -> None:
         import wandb
@@ -137,7 +137,7 @@ class Wandb(Watched):
 
 
 class Ours:
-    """The engine, as it trains a job with these probes."""
+    """The engine, training a job with one probe."""
 
     def __init__(self, bench: Bench, probe: dict[str, Any] | None) -> None:
         self.bench, self.probe = bench, probe
@@ -162,7 +162,7 @@ def sides_of(images: torch.Tensor, labels: torch.Tensor, bench: Bench, every: in
 
 
 def compare(plain: Watched, side: Any, rounds: int, bench: Bench) -> list[Times]:
-    """The ratios of a side to the plain loop; a turn ends when what it writes is written."""
+    """Return the ratios of a side to the plain loop; a turn ends when its tensors are written."""
     num_steps = (rounds + 1) * NUM_STEPS + 2
     sides = take_turns(
         lambda one, turn: one.train(num_steps, turn), (side, plain), TURN, bench.settled
@@ -186,7 +186,7 @@ def main() -> None:
     calm_collector()
     network = next(name for name, (make, *_) in NETWORKS.items() if make is cnn)
     with tempfile.TemporaryDirectory() as directory:
-        tempfile.tempdir = directory  # what the rivals write goes with it
+        tempfile.tempdir = directory  # files of the other tools are removed with it
         bench = Bench(Path(directory) / "data", cnn, NUM_STEPS)
         _, _, (pixels, classes) = cnn()
         images = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 28, 28) / 255
@@ -204,7 +204,7 @@ def main() -> None:
 
 
 def _again(every: int) -> int:
-    """The whole comparison in a process that no earlier one has left anything in."""
+    """Run the whole comparison in a fresh process."""
     command = [sys.executable, "-m", "bench.rivals", *sys.argv[1:], "--every", str(every)]
     return subprocess.run(command, check=False).returncode
 

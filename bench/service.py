@@ -1,9 +1,9 @@
-"""The whole service as a user meets it: latency of a job, of an event, and memory at rest.
+"""Measures the whole service: latency of a job, latency of an event, and idle memory.
 
 ``python -m bench.service`` starts the embedded service in a directory of its own, submits small
-jobs one after another over HTTP while it is warm, and streams them. Prints one JSON line.
-``post_to_step`` is from sending the POST to the moment the rank ended its first step;
-``step_to_client`` from the end of a step in the rank to its event in the client.
+jobs over HTTP one after another while it is warm, and streams them. It prints one JSON line.
+``post_to_step`` is the time from the POST to the end of the rank's first step. ``step_to_client``
+is the time from the end of a step in the rank to its event in the client.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CLI = [sys.executable, "-m", "glasshouse.cli"]
 
 
 def spec(dataset: str, seed: int, steps: int) -> dict[str, Any]:
-    """The digits example, short, with statistics of every layer at every 10th step."""
+    """Return a short digits example, with statistics of every layer at every 10th step."""
     job = json.loads((ROOT / "examples" / "digits.json").read_text())
     for source in ("train", "validation"):
         job["data"][source]["dataset"] = dataset
@@ -34,7 +34,7 @@ def spec(dataset: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def one_job(client: Client, dataset: str, seed: int, steps: int) -> tuple[float, list[float]]:
-    """Seconds from accepted POST to first step, and of each step's event to this client."""
+    """Return the seconds from the POST to the first step, and from each step to its event here."""
     accepted = datetime.now(UTC)
     job = client.jobs.create(spec(dataset, seed, steps))
     first: datetime | None = None
@@ -47,7 +47,7 @@ def one_job(client: Client, dataset: str, seed: int, steps: int) -> tuple[float,
 
 
 def memory_mib(home: Path) -> dict[str, float]:
-    """Resident memory of each process of the service."""
+    """Return the resident memory of each process of the service, MiB."""
     found: dict[str, float] = {}
     stack = json.loads((home / "runtime.json").read_text())["pid"]
     for process in psutil.Process(stack).children(recursive=True):
@@ -58,7 +58,7 @@ def memory_mib(home: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,9 +1,10 @@
-"""Images a second of the MNIST network: our training with several options, and others'.
+"""Measures images per second on the MNIST network: the engine with several options, other tools.
 
-Each side is a process of its own, since allocator settings are read when one starts: ours runs with
-those of our ranks, the others as a user starts them. Blocks of steps take turns; every ratio is to
-the hand-written loop's block of the same round, and prints as one JSON line. Data is random and of
-the right shape, in memory. Lightning and PaddlePaddle need packages that nothing else here does:
+Each side is a process of its own, because allocator settings are read when a process starts. The
+engine runs with those of our ranks, the others as a user starts them. Blocks of steps alternate.
+Every ratio is relative to the hand-written loop's block of the same round, and prints as one JSON
+line. Data is random, in memory, and has the right shape. Lightning and PaddlePaddle need packages
+that nothing else here needs:
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt lightning paddlepaddle numpy torch
@@ -31,10 +32,10 @@ OURS: dict[str, dict[str, Any]] = {
 }
 RIVALS = ("lightning", "paddle")
 Block = Callable[[int], float]
-"""Trains so many steps; gives the seconds they took."""
+"""Trains that many steps and returns the seconds they took."""
 
 
-# --- a side: answers each number on its input with seconds -----------------------------------
+# --- a side: answers each number of steps with seconds ---------------------------------------
 
 
 def data() -> tuple[Any, Any]:
@@ -124,7 +125,7 @@ def lightning() -> Block:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     class Batches:
-        """Batches from memory, without a DataLoader: what Lightning itself costs."""
+        """Yields batches from memory without a DataLoader, to measure Lightning itself."""
 
         def __iter__(self) -> Any:
             while True:
@@ -175,7 +176,7 @@ def paddle() -> Block:
 
 
 def serve(side: str, threads: int) -> None:
-    """Answer each number of steps with the seconds they took, until the input ends."""
+    """Answer each number of steps on stdin with the seconds they took, until stdin closes."""
     if side == "paddle":
         import paddle as P
 
@@ -191,11 +192,11 @@ def serve(side: str, threads: int) -> None:
         print(block(int(line)), flush=True)
 
 
-# --- taking turns ----------------------------------------------------------------------------
+# --- alternating blocks ----------------------------------------------------------------------
 
 
 class Side:
-    """A process that trains when it is its turn."""
+    """A process that trains a block of steps on request."""
 
     def __init__(self, name: str, threads: int, python: str, *, bench: str, ours: bool) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(MALLOC)}
@@ -255,7 +256,7 @@ def main() -> None:
     for number in range(given.rounds + 1):
         for side in sides:
             seconds = side.train(given.steps)
-            if number:  # the first round warms up
+            if number:  # the first round is a warm-up
                 times[side.name].append(seconds)
     for side in sides:
         side.end()

@@ -1,7 +1,7 @@
-"""Statistics of a long job: bytes on disk, the time of a fold, and the time of a query.
+"""Measures statistics of a long job: bytes on disk, the time of a fold, the time of a query.
 
-``python -m bench.stats`` fills a SQLite database through the store, as a supervisor does, and
-prints JSON lines. The whole takes about two minutes of a core, and three gigabytes of disk.
+``python -m bench.stats`` fills a SQLite database through `models`, as a supervisor does, and
+prints one JSON line. It takes about two minutes of a core and 3 GB of disk.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def over_http(database: Database, home: Path, broker: Broker, path: str) -> dict[str, float]:
-    """One layer of the whole job, as clients get it."""
+    """Return the times of queries for one layer of the whole job over HTTP."""
     api = Api(home, database.url, broker.url)
     found: dict[str, float] = {}
     arrow = {"Accept": "application/vnd.apache.arrow.stream"}
@@ -111,7 +111,7 @@ def measure(
 
 
 class Filler:
-    """A job whose figures are noise, which compresses worse than anything that trains."""
+    """Fills a job with statistics that are noise, which compresses worse than real training."""
 
     def __init__(self, database: Database, owner: StatsOwner, tensors: int) -> None:
         self._database = database
@@ -184,7 +184,7 @@ class Filler:
 def timed(
     act: Callable[[], None], times: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The median of some runs, in milliseconds; time of the processor is disturbed less."""
+    """Return the median of some runs, ms. CPU time as ``clock`` is less disturbed by other load."""
     found: list[float] = []
     for _ in range(times):
         began = clock()

@@ -1,7 +1,7 @@
-"""What the engine's loop costs: its step against a hand-written torch loop on the MNIST network.
+"""Compares the engine's step time with a hand-written torch loop, on the MNIST network.
 
-Blocks of steps take turns in one process; the figure is the median of the ratios. Data is random of
-the right shape. Prints one JSON line.
+Blocks of steps alternate in one process; the result is the median of the ratios. Data is random
+and has the right shape. Prints one JSON line.
 """
 
 import argparse
@@ -59,18 +59,18 @@ def spec(num_steps: int) -> dict:
             "fields": fields,
             "batch_size": BATCH,
         },
-        "stop": {"steps": num_steps + 1},  # a job is asked after each step but its last
+        "stop": {"steps": num_steps + 1},  # the control is not asked after the last step
         "metrics": [{"type": "accuracy", "inputs": ["fc", "label"]}],
     }
 
 
 def clocks() -> tuple[float, float]:
-    """Wall time, and the processor time of this process, which neighbours disturb less."""
+    """Return wall time, and the CPU time of this process, which other load disturbs less."""
     return time.perf_counter(), time.process_time()
 
 
 class Clock:
-    """A control that is asked at every step boundary, and notes when."""
+    """A control that records the time at every step boundary."""
 
     wanted = None
     ends_as = "cancelled"
@@ -86,7 +86,7 @@ class Clock:
 
 
 class ByHand:
-    """The loop of a tutorial, its data in memory as float32, its loss read at every step."""
+    """The training loop of a tutorial: data in memory as float32, loss read at every step."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         torch.manual_seed(0)
@@ -164,7 +164,7 @@ def compare(rounds: int, num_steps: int, hand: ByHand, directory: Path) -> list[
         train(job, rows, None, control=clock, out=out)
         first, last = clock.times[0], clock.times[num_steps - 1]
         theirs = hand.run(num_steps)
-        if number:  # the first round warms up
+        if number:  # the first round is a warm-up
             ratios.append(
                 tuple(
                     (z - a) / (num_steps - 1) / (t / num_steps)

@@ -1,9 +1,9 @@
-"""From the ledger to streaming clients: how late an event comes, to one and to many.
+"""Measures the latency of events from the database to one and to many streaming clients.
 
 ``python -m bench.stream`` starts a broker and an API of its own and prints JSON lines. The events
-are those of a job with statistics at every step, written by the ledger's own code in batches like
-a worker's; the clients are a process of their own, and fail when one of them misses an event. Some
-cases have clients besides that never read, which must change nothing for the others.
+are those of a job with statistics at every step. The code of `models` writes them in batches, as a
+worker does. The clients are one other process, which fails if a client misses an event. Some cases
+also have clients that never read; they must not affect the others.
 """
 
 import argparse
@@ -39,14 +39,14 @@ from worker.attempt.store import SHIP_EVERY_S
 
 @dataclass(frozen=True)
 class Case:
-    """So many clients, and so many events a second."""
+    """A number of clients and a rate of events per second."""
 
     watchers: int
     rate: int
     silent: int = 0
-    """Clients besides that never read."""
+    """Additional clients that never read."""
     rows: int = 12
-    """Statistics in an event; 0: an event is a loss."""
+    """Rows of statistics in an event; 0: an event is a loss."""
 
 
 CASES = {
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(api: Api, secret: str, writer: Writer, case: Case, seconds: float) -> dict[str, Any]:
-    """One case; the delays are those of every event to every client that reads."""
+    """Measure one case; latencies are those of every event for every client that reads."""
     server = psutil.Process(api.process.pid)
     path = f"/jobs/{writer.job.id}/stream"
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def measure(api: Api, secret: str, writer: Writer, case: Case, seconds: float) -
 
 
 class Memory:
-    """How much the memory of a process grows from now on; looked at ten times a second."""
+    """Measures how much the memory of a process grows from now on, ten times per second."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -139,9 +139,10 @@ class Memory:
 
 
 def feed(writer: Writer, case: Case, seconds: float) -> tuple[dict[int, float], list[float]]:
-    """Ship events at an even rate, several at once as a worker does.
+    """Ship events at a constant rate, several at once as a worker does.
 
-    When each was shipped, which is before the ledger had it, and how long the ledger took.
+    Return when each event was shipped, just before it was stored, and the duration of each
+    transaction, ms.
     """
     size = max(1, round(case.rate * SHIP_EVERY_S))
     shipped: dict[int, float] = {}
@@ -159,7 +160,7 @@ def feed(writer: Writer, case: Case, seconds: float) -> tuple[dict[int, float], 
 
 
 def ship(writer: Writer, size: int, rows: int) -> int:
-    """Store the events of some steps; the number of the last one."""
+    """Store the events of some steps; return the number of the last event."""
     if not rows:
         writer.losses([0.5] * size)
         return last_seq(writer)
@@ -180,7 +181,7 @@ def last_seq(writer: Writer) -> int:
 
 
 def delays_ms(came: np.ndarray, shipped: dict[int, float], watchers: int) -> np.ndarray:
-    """How late each event came to each client."""
+    """Return the latency of each event for each client, ms."""
     late: list[float] = []
     for _, arrived, first, last in came.tolist():
         late += [

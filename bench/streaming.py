@@ -1,8 +1,8 @@
-"""Data larger than memory: what a job takes of it beside its plan, and how fast its rows come.
+"""Measures data larger than memory: memory used against the plan, and rows per second.
 
-Each job is a process of its own that trains a small network on a file five times as large as the
-pool of rows. Its memory before training is taken off its peak; what is left is compared with the
-plan. Rows a second are those of one epoch. Prints a JSON line per case.
+Each job is a process of its own that trains a small network on a file five times as large as its
+shuffle pool. Its memory before training is subtracted from its peak; the rest is compared with the
+plan. Rows per second are those of one epoch. Prints a JSON line per case.
 """
 
 import argparse
@@ -25,11 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     "pool, 2 workers": {"shuffle": {"buffer_size": 5}, "workers": 2},
     "in memory, 1 worker": {"workers": 1},
 }
-"""``buffer_size`` is the part of the rows that the pool has, 1/5."""
+"""``buffer_size`` here is a divisor: the pool has 1/5 of the rows."""
 
 
 class Control:
-    """Asks for nothing."""
+    """A control without requests."""
 
     wanted = None
     ends_as = "cancelled"
@@ -38,7 +38,7 @@ class Control:
 
 
 def write(directory: Path, num_rows: int, shape: tuple[int, ...]) -> None:
-    """A dataset of float32 rows, written block by block."""
+    """Write a dataset of float32 rows, block by block."""
     (directory / "all").mkdir()
     columns = [("x", "float32", shape), ("label", "int64", ())]
     for number, (_, dtype, row) in enumerate(columns):
@@ -79,7 +79,7 @@ def spec(data: dict[str, Any], batch_size: int) -> dict[str, Any]:
 
 
 def trained(directory: Path, data: dict[str, Any], batch_size: int) -> dict[str, Any]:
-    """Train for an epoch in this process; what it took."""
+    """Train for an epoch in this process; return time and memory."""
     import torch
 
     from engine.plan.plan import parse_spec, plan
@@ -107,7 +107,7 @@ def trained(directory: Path, data: dict[str, Any], batch_size: int) -> dict[str,
         return time.perf_counter() - started, planned["memory"]["total_bytes"]
 
     (directory / "job").mkdir(exist_ok=True)
-    once({"shuffle": {"buffer_size": 2 * batch_size}}, 20)  # everything is loaded and has run
+    once({"shuffle": {"buffer_size": 2 * batch_size}}, 20)  # warm-up
     before = _resident()
     seconds, planned = once(data)
     grown = _peak() - before
@@ -120,13 +120,13 @@ def trained(directory: Path, data: dict[str, Any], batch_size: int) -> dict[str,
 
 
 def _resident() -> int:
-    """What this process has in memory now."""
+    """Return the resident memory of this process, bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def _peak() -> int:
-    """The most that it had; ``ru_maxrss`` would count what its parent had too."""
+    """Return its peak resident memory, bytes; ``ru_maxrss`` would include its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""How many jobs a second an API takes: ``python -m bench.submit``; prints one JSON line."""
+"""Measures how many jobs per second an API accepts: ``python -m bench.submit``: one JSON line."""
 
 import json
 import subprocess

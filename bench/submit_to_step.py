@@ -1,7 +1,7 @@
-"""From an accepted job to its first optimizer step, on a warm worker.
+"""Measures the time from an accepted job to its first optimizer step, on a warm worker.
 
-``python -m bench.submit_to_step`` times jobs.add + ring up to the `at` that the rank gave its
-first step, and up to the moment that the step can be read from the ledger. Prints JSON. Wants an
+``python -m bench.submit_to_step`` measures from the submission with its wake-up to the `at` of the
+rank's first step, and until that step can be read from the database. Prints JSON. Run it on an
 otherwise idle machine.
 """
 

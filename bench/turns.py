@@ -1,8 +1,8 @@
-"""Two jobs in one thread, which take turns at their step boundaries.
+"""Runs two jobs in one thread, alternating at their step boundaries.
 
-A machine whose speed wavers by a tenth from one second to the next is the same machine for two
-steps that follow each other. So the ratio of two jobs is exact to some thousandths where blocks of
-a second each, one after the other, leave some hundredths.
+The speed of a machine may change by 10 % from one second to the next, but hardly between two
+consecutive steps. So the ratio of two jobs is exact to some thousandths; consecutive blocks of a
+second each would give some hundredths.
 """
 
 import statistics
@@ -14,15 +14,15 @@ from greenlet import getcurrent, greenlet
 from bench.step import clocks
 
 TURN = 5
-"""Steps of a turn, where nothing is said against it."""
+"""Steps of a turn by default."""
 Times = tuple[float, float]
-"""Seconds, by the clock and of the processor."""
+"""Seconds of wall time and of CPU time."""
 
 
 class Turn:
-    """A job's control that lets the other job go on after every ``length`` steps of its own.
+    """A job's control that switches to the other job after every ``length`` steps.
 
-    ``spent`` has the wall and processor time of each turn but the first, which loads things.
+    ``spent`` has the wall and CPU time of each turn but the first, which is a warm-up.
     """
 
     wanted = None
@@ -38,7 +38,7 @@ class Turn:
 
     @property
     def cancel_requested(self) -> bool:
-        """Asked at every step boundary."""
+        """Read at every step boundary."""
         self._num_steps += 1
         if (self._num_steps - 1) % self.length == 0:
             self._give_way()
@@ -46,7 +46,7 @@ class Turn:
 
     def _give_way(self) -> None:
         ended, others = clocks(), 0.0
-        if self.settled is not None:  # what works for both must not work in the other's turn
+        if self.settled is not None:  # other processes must not work in the other job's turn
             others = self.settled()
         if self._began is not None:
             wall, cpu = (z - a for a, z in zip(self._began, ended, strict=True))
@@ -62,10 +62,10 @@ def take_turns(
     length: int,
     settled: Callable[[], float] | None = None,
 ) -> tuple[list[Times], list[Times]]:
-    """The wall and processor seconds of the turns of ``length`` steps of each job, in order.
+    """Return the wall and CPU seconds of each job's turns of ``length`` steps, in order.
 
-    ``run`` trains a job under a control, in the calling thread. ``settled`` waits until nothing of
-    a turn is left to do elsewhere, and gives the processor seconds which that took.
+    ``run`` trains a job under a control, in the calling thread. ``settled`` waits until other
+    processes have finished the work of a turn, and returns the CPU seconds that they took.
     """
     turns = (Turn(length, settled), Turn(length, settled))
     threads = [
@@ -79,7 +79,7 @@ def take_turns(
 
 
 def ratios(mine: list[Times], others: list[Times], in_round: int) -> list[Times]:
-    """Of the sums of each round, which is so many turns; the first round warms up."""
+    """Return the ratios of sums over rounds of ``in_round`` turns; the first round is a warm-up."""
 
     def summed(turns: list[Times], clock: int, start: int) -> float:
         return sum(turn[clock] for turn in turns[start : start + in_round])
@@ -93,7 +93,7 @@ def ratios(mine: list[Times], others: list[Times], in_round: int) -> list[Times]
 
 
 def figures(found: list[Times]) -> dict[str, float | None]:
-    """Medians of ratios, and how far chance may have moved that of the clock."""
+    """Return medians of the ratios, and the standard error of the ratio of wall times."""
     walls = [wall for wall, _ in found]
     return {
         "ratio": round(statistics.median(walls), 4),
@@ -105,7 +105,7 @@ def figures(found: list[Times]) -> dict[str, float | None]:
 
 
 def standard_error(values: list[float]) -> float | None:
-    """Of their median, as if they were normal."""
+    """Return the standard error of the median, assuming a normal distribution."""
     if len(values) < 2:
         return None
     return round(1.2533 * statistics.stdev(values) / len(values) ** 0.5, 4)

@@ -1,9 +1,9 @@
-"""What watching costs: the step of a job with probes against the same job's without.
+"""Measures the cost of watching: the step time with a probe against the same job without.
 
-A job with a probe and one without take turns at their steps, in one process that has the allocator
-and collector settings of a rank; a figure is the median of the ratios of rounds. The native kernel
-and the plain path are both measured. Data is random. Prints a JSON line for each network, probe,
-path and number of threads.
+A job with a probe and one without alternate their steps in one process that has the allocator and
+garbage collector settings of a rank. The result is the median of the ratios of rounds. The native
+kernel and the plain torch path are both measured. Data is random. Prints a JSON line for each
+network, probe, path and number of threads.
 """
 
 import argparse
@@ -40,7 +40,7 @@ NUM_ROWS, LENGTH, WIDTH, BATCH = 512, 64, 256, 8
 PATHS = ("kernel", "plain")
 ALL = ["output", "output_grad", "param", "param_grad"]
 CASES: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
-    # name: the probe; whether it is worth repeating on the plain path; what to reach
+    # name: the probe; whether to measure the plain path too; the target ratio
     "a: stats of everything, every step": ({"kinds": ALL, "every": 1}, True, 1.10),
     "a': stats of outputs and param_grads, every step": (
         {"kinds": ["output", "param_grad"], "every": 1}, True, 1.05,
@@ -56,12 +56,12 @@ CASES: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
     "e': 1,000 small layers, stats of everything, every 25": (
         {"kinds": ALL, "every": 25}, True, None,
     ),
-    "z: no probe, against itself": (None, False, None),  # how far chance alone goes
+    "z: no probe, against itself": (None, False, None),  # the noise
 }  # fmt: skip
 
 
 def transformer() -> tuple[dict, dict, list[np.ndarray]]:
-    """Four encoder layers, on sequences that are vectors already."""
+    """Return spec, metadata and data of four encoder layers on sequences of vectors."""
     args = {"d_model": WIDTH, "nhead": 4, "dim_feedforward": 4 * WIDTH, "dropout": 0.0}
     layers: list[dict] = [
         {
@@ -102,7 +102,7 @@ def transformer() -> tuple[dict, dict, list[np.ndarray]]:
 
 
 def cnn() -> tuple[dict, dict, list[np.ndarray]]:
-    """The MNIST network of ``bench.step``, without its metric."""
+    """Return those of the MNIST network of ``bench.step``, without its metric."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (6000, 28, 28), dtype=np.uint8)
     spec = {**mnist.spec(1), "metrics": []}
@@ -110,7 +110,7 @@ def cnn() -> tuple[dict, dict, list[np.ndarray]]:
 
 
 def many() -> tuple[dict, dict, list[np.ndarray]]:
-    """A thousand layers so small that a step is mostly what each of them costs besides its sums."""
+    """Return those of 1,000 layers so small that a step is mostly the overhead of each layer."""
     layers: list[dict] = []
     for number in range(500):
         layers += [
@@ -145,7 +145,7 @@ def many() -> tuple[dict, dict, list[np.ndarray]]:
 
 
 NETWORKS = {
-    # name: what makes it; the steps of a block; the letters of its cases
+    # name: its function; the steps of a block; the letters of its cases
     "mnist cnn, batch 100": (cnn, 50, "abcdz"),
     "transformer 4x256, 8x64 tokens": (transformer, 25, "abcdz"),
     "1,000 layers of 16, batch 32": (many, 25, "ez"),
@@ -153,7 +153,7 @@ NETWORKS = {
 
 
 class Bench:
-    """One network: blocks of it with any probe."""
+    """Trains one network with any probe, in blocks."""
 
     def __init__(
         self, directory: Path, make: Any, num_steps: int, ring_bytes: int | None = None
@@ -185,21 +185,21 @@ class Bench:
         self.ring.close()
 
     def drained(self) -> float:
-        """Wait until the consumer has nothing left to do; its processor time so far."""
+        """Wait until the consumer is idle; return its CPU time so far, seconds."""
         time.sleep(0.3)
         spent = psutil.Process(self.consumer.pid).cpu_times()
         return spent.user + spent.system
 
     def job(self, probe: dict | None, num_steps: int | None = None) -> Any:
-        """Left out, ``num_steps`` is a block, a step before it, and a last that nobody times."""
-        always = {"layers": ["*"], "max_overhead": None}  # the cost is what is measured
+        """Plan a job. By default it has a block, one step before it, and a last step not timed."""
+        always = {"layers": ["*"], "max_overhead": None}  # the cost is measured here
         probes = [] if probe is None else [{**always, **probe}]
         stop = {"steps": num_steps or self.num_steps + 2}
         spec = {**self.spec, "stop": stop, "probes": probes}
         return parse_spec(plan(parse_spec(spec), {"d": self.meta})["spec"])
 
     def block(self, job: Any) -> tuple[float, ...]:
-        """Wall and processor time of a block but for its first step, which loads things."""
+        """Return wall and CPU time of a block without its first step, which is a warm-up."""
         clock = Clock()
         before = self.drained()
         self.run(job, clock)
@@ -213,13 +213,13 @@ class Bench:
         train(job, self.rows, None, control=control, out=out)
 
     def settled(self) -> float:
-        """Wait until the consumer has nothing left to do; its processor time since last time."""
+        """Wait until the consumer is idle; return its CPU time since the last call, seconds."""
         before, self._consumed = self._consumed, self.drained()
         return self._consumed - before
 
 
 def measure(bench: Bench, given: argparse.Namespace, names: list[str]) -> Generator[dict[str, Any]]:
-    """A line for each case and path, as soon as it is known."""
+    """Yield a line for each case and path, as soon as it is measured."""
     for name in names:
         probe, has_plain, target = CASES[name]
         native = [("kernel", native_kernel.LOADED)] if native_kernel.LOADED is not None else []
@@ -232,17 +232,17 @@ def measure(bench: Bench, given: argparse.Namespace, names: list[str]) -> Genera
 
 
 def compared(bench: Bench, rounds: int, turn: int, probe: dict | None) -> list[tuple[float, ...]]:
-    """Of wall and of processor time, of each round: its steps with the probe by those without.
+    """Return per round the ratios of wall and CPU time of steps with the probe to those without.
 
-    The jobs take turns after every ``turn`` steps: with few the machine is as fast for one as for
-    the other, with more than one most steps find the caches that their own network has filled.
-    Where whole tensors are written a turn ends when the writer is done, so that what one side
-    leaves to do is not done in the other's time; the writer's processor time counts.
+    The jobs alternate after every ``turn`` steps. With short turns the machine is equally fast for
+    both. With more than one step, most steps find the caches filled by their own network. Where
+    whole tensors are written, a turn ends when the writer is done, so that no side writes in the
+    other's turn; the writer's CPU time counts.
     """
     size = bench.num_steps
     is_writing = probe is not None and "full" in probe.get("want", ())
     settled = bench.settled if is_writing else None
-    num_steps = (rounds + 1) * size + 2  # a round to warm up, a first step, a last nobody times
+    num_steps = (rounds + 1) * size + 2  # a warm-up round, a first step, a last one not timed
     watched, alone = take_turns(
         bench.run, (bench.job(probe, num_steps), bench.job(None, num_steps)), turn, settled
     )

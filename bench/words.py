@@ -1,15 +1,13 @@
-"""Steps a second of the word model by the size of its vocabulary: sparse, dense, and others.
+"""Measures steps per second of the word model by vocabulary size: sparse, dense, other tools.
 
-The table of vectors grows from 3,000 to 3,000,000 words. What is foretold does not: a softmax over
-millions of words would be all that there is to measure. It is 3,000 words wide as in PaddlePaddle's
-FAQ, and 64 wide, where the table is nearly all of the work. Ids are drawn evenly, which is the
-hardest case for caches: each step reads 400 rows anywhere in the table. SGD, batches of 100, four
-words around each.
+The embedding table grows from 3,000 to 3,000,000 words. The output does not: a softmax over
+millions of words would dominate the time. It has 3,000 words as in PaddlePaddle's FAQ, or 64, where
+the table is nearly all of the work. Ids are uniform, which is the hardest case for caches: each
+step reads 400 random rows of the table. SGD, batches of 100, four context words.
 
-Each side is a process of its own; blocks of steps take turns, two sides at a time so that their
-tables fit in memory, and every ratio is of two blocks of one round: by the clock, and by the time
-of the processor, which neighbours on the machine disturb less. PaddlePaddle needs a Python that has
-it:
+Each side is a process of its own. Blocks of steps alternate between two sides at a time, so that
+their tables fit in memory. Every ratio is of two blocks of one round, by wall time and by CPU time,
+which other load on the machine disturbs less. PaddlePaddle needs a Python that has it:
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt paddlepaddle numpy torch
@@ -37,7 +35,7 @@ OURS = ("sparse", "dense")
 SLOW = 3_000_000
 Times = tuple[float, float]
 Block = Callable[[int], Times]
-"""Trains so many steps; gives the seconds they took: by the clock, and of the processor."""
+"""Trains that many steps and returns the seconds they took: wall time and CPU time."""
 
 
 def data(num_words: int, num_outputs: int) -> tuple[Any, Any]:
@@ -82,7 +80,7 @@ def since(began: Times) -> Times:
 
 
 class Turns:
-    """A control under which training stands still between the blocks that are asked for."""
+    """A control that pauses training between the requested blocks."""
 
     wanted = None
     ends_as = "cancelled"
@@ -94,14 +92,14 @@ class Turns:
     @property
     def cancel_requested(self) -> bool:
         self._left -= 1
-        if self._left < 0:  # the first step, in which memory is touched for the first time
+        if self._left < 0:  # the first step, which touches memory for the first time
             print("ready", flush=True)
         elif self._left == 0:
             print(*since(self._began), flush=True)
         if self._left <= 0:
             line = sys.stdin.readline()
             if not line:
-                os._exit(0)  # nothing is to be saved
+                os._exit(0)  # skip saving
             self._left, self._began = int(line), clocks()
         return False
 
@@ -190,7 +188,7 @@ def paddle(num_words: int, num_outputs: int) -> Block:
 
 
 def serve(side: str, threads: int) -> None:
-    """Answer each number of steps with the seconds they took, until the input ends."""
+    """Answer each number of steps on stdin with the seconds they took, until stdin closes."""
     kind, num_words, num_outputs = side.split("/")
     sizes = int(num_words), int(num_outputs)
     if kind != "paddle":
@@ -209,11 +207,11 @@ def serve(side: str, threads: int) -> None:
         print(*block(int(line)), flush=True)
 
 
-# --- taking turns ----------------------------------------------------------------------------
+# --- alternating blocks ----------------------------------------------------------------------
 
 
 def compare(names: list[str], given: argparse.Namespace) -> None:
-    """Blocks of all sides in turn; a line for each side with its ratio to the first."""
+    """Run blocks of all sides in turn; print a line for each with its ratio to the first side."""
     pythons = {
         name: given.rivals if name.startswith("paddle") else sys.executable for name in names
     }
@@ -229,7 +227,7 @@ def compare(names: list[str], given: argparse.Namespace) -> None:
             is_slow = side.name.startswith(f"dense/{SLOW}/")
             steps = max(1, given.steps // 50) if is_slow else given.steps
             wall, cpu = map(float, side.ask(steps).split())
-            if number:  # the first round warms up
+            if number:  # the first round is a warm-up
                 speeds[side.name].append((steps / wall, steps / cpu))
     for side in sides:
         side.end()

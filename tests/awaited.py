@@ -1,7 +1,7 @@
-"""The client that is awaited, driven as if it blocked: one test for both.
+"""Drives the asynchronous client as if it were blocking, so that one test covers both.
 
-Each coroutine runs to its end on an event loop of the test's, each asynchronous generator is walked
-by hand; what comes out is wrapped again. Nothing of the client is replaced.
+Each coroutine runs to its end on the test's event loop, and each asynchronous generator is iterated
+by hand. Results are wrapped again. Nothing of the client is replaced.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _HOME = aio.__name__
 
 
 class Blocking:
-    """Something of the client that is awaited."""
+    """Wraps an object of the asynchronous client."""
 
     def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
         object.__setattr__(self, "inner", inner)
@@ -24,14 +24,14 @@ class Blocking:
 
     @property
     def __class__(self) -> Any:
-        """The twin that blocks, so that a test may ask for it."""
+        """The blocking counterpart, for `isinstance` in tests."""
         return getattr(gh, type(self.inner).__name__.removeprefix("Async"), Blocking)
 
     def __getattr__(self, name: str) -> Any:
         return self._shown(getattr(self.inner, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_sleep":  # what a test puts there blocks, or only takes notes
+        if name == "_sleep":  # a test's replacement blocks, or only records
 
             async def sleep(seconds: float) -> None:
                 value(seconds)
@@ -91,5 +91,5 @@ def _inner(value: Any) -> Any:
 
 
 def blocking_client(loop: asyncio.AbstractEventLoop, *given: Any, **options: Any) -> Any:
-    """An `AsyncClient` that a test uses like a `Client`."""
+    """Return an `AsyncClient` that a test uses like a `Client`."""
     return Blocking(gh.AsyncClient(*given, **options), loop)

@@ -1,4 +1,4 @@
-"""What all tests share: real services, started once, and a check that nothing is left behind."""
+"""Fixtures of all tests: real services, started once, and empty databases."""
 
 import os
 import random
@@ -16,21 +16,21 @@ from models.database import Database
 from models.migrate import migrate
 from tests.running import Postgres, connected, database_of
 
-settings.register_profile("ours", deadline=None)  # a busy machine is late, not wrong
+settings.register_profile("ours", deadline=None)  # being late on a busy machine is not a failure
 settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
-# A shell has what it starts in the background ignore Ctrl-C, and what that starts ignores it too.
+# A shell makes background processes ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run in another order where ``SHUFFLE`` is a seed: no test may live on what another left."""
+    """Shuffle the tests with the seed ``SHUFFLE``: no test may depend on another's leftovers."""
     if seed := os.environ.get("SHUFFLE"):
         random.Random(seed).shuffle(items)  # noqa: S311 (an order, no secret)
 
 
 def absent(what: str) -> None:
-    """A service is missing: a reason to skip here, a failure in CI."""
+    """Skip the test because a service is missing; fail in CI."""
     if IN_CI:
         pytest.fail(f"{what} is missing in CI")
     pytest.skip(f"{what} is not there")
@@ -38,7 +38,7 @@ def absent(what: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[str]:
-    """The URL of a real PostgreSQL server of this test run."""
+    """The URL of a real PostgreSQL server for this test run."""
     with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:
         try:
             server = Postgres(Path(directory))
@@ -51,7 +51,7 @@ def postgres() -> Generator[str]:
 
 @pytest.fixture
 def mortal_postgres(postgres: str) -> Generator[Postgres]:
-    """A PostgreSQL server of this test's own, which it may kill."""
+    """A PostgreSQL server for one test, which may kill it."""
     with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:
         server = Postgres(Path(directory))
         yield server
@@ -60,7 +60,7 @@ def mortal_postgres(postgres: str) -> Generator[Postgres]:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database without rows, to be copied: cheaper than to migrate one each time."""
+    """A migrated database without rows. To copy it is cheaper than to migrate each time."""
     home = tmp_path_factory.mktemp("template")
     opened = Database(f"sqlite:///{home / 'empty.db'}")
     migrate(opened, lock_file=home / "migrate.lock")
@@ -91,7 +91,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def empty_postgres(request: pytest.FixtureRequest) -> str:
-    """A migrated, empty database of the PostgreSQL server, which nobody else uses."""
+    """Create a migrated, empty database of the PostgreSQL server and return its URL."""
     import psycopg
 
     base: str = request.getfixturevalue("postgres")

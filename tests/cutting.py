@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections in the middle of what the server says."""
+"""A TCP proxy on loopback that cuts connections in the middle of the server's response."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ CHUNK_BYTES = 4096
 
 
 class Cutter:
-    """Stands before a service; of the first ``cuts`` connections that say much it cuts each.
+    """Proxies a service and cuts the first ``cuts`` connections with long responses.
 
     Half of them end as a server ends them (FIN), half as a network does (RST).
     """
@@ -26,7 +26,7 @@ class Cutter:
         self._left = cuts
         self._bytes_each = bytes_each
         self.made = 0
-        """Cuts so far."""
+        """How many connections were cut so far."""
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -79,7 +79,7 @@ class Cutter:
                 await writer.drain()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say what the server says, up to where this connection is cut."""
+        """Forward the server's response up to the byte at which this connection is cut."""
         room = self._random.randint(*self._bytes_each) if self._left > 0 else None
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):

@@ -1,15 +1,15 @@
-"""Two operations on one database, interleaved at their statements, in every order of one detour.
+"""Interleaves two operations on one database at their statements, in every order of one detour.
 
 Each operation runs in a thread of its own with connections of its own, as two processes would.
-It stops before each statement and before each commit until it may continue. A statement that
-waits for a lock of the other operation is recognized, and the other operation continues instead.
+It stops before each statement and before each commit until it may continue. If a statement waits
+for a lock of the other operation, that operation continues instead.
 
     for meeting in meetings(url, prepare, first, second):
         check(meeting)
 
-``prepare`` makes new rows for each order; ``first`` and ``second`` get a database and what
+``prepare`` creates new rows for each order; ``first`` and ``second`` get a database and what
 ``prepare`` returned. The orders are: i statements of one, j statements of the other, the rest of
-the one, the rest of the other, for every i and j, and for both ways round.
+the one, the rest of the other, for every i and j, and with the roles swapped.
 """
 
 import threading
@@ -38,19 +38,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Meeting(Generic[S]):
-    """Two operations that ran in one order."""
+    """The result of two operations that ran in one order."""
 
     state: S
     """What ``prepare`` returned."""
     order: tuple[tuple[int, int], ...]
-    """Pairs: which operation, and how many statements it could run."""
+    """Pairs: the operation (0 or 1), and how many statements it could run."""
     results: tuple[Result, Result]
     statements: tuple[str, ...]
-    """Every statement, in the order in which they began."""
+    """All statements in the order in which they began."""
 
     @property
     def values(self) -> tuple[Any, Any]:
-        """What the operations returned; raises the error that one of them raised."""
+        """The values that the operations returned; an error that one of them raised is raised."""
         for result in self.results:
             if result.error is not None:
                 raise result.error
@@ -58,7 +58,7 @@ class Meeting(Generic[S]):
 
 
 class _Side:
-    """One operation at a time, in a thread, on connections that are kept from one to the next."""
+    """Runs one operation at a time in a thread; its connections are reused by the next one."""
 
     def __init__(self, url: str, name: str, said: list[str], changed: threading.Condition) -> None:
         self.database = Database(url, pool_size=2)
@@ -67,7 +67,7 @@ class _Side:
         self._changed = changed
         self._reset()
         writer, reader = self.database._writer, self.database._reader  # pyright: ignore[reportPrivateUsage]
-        shared = reader.pool is writer.pool  # then what one is listened to for, the other tells too
+        shared = reader.pool is writer.pool  # then listeners on one cover both
         for engine in (writer,) if shared else (writer, reader):
             event.listen(engine, "before_cursor_execute", self._before)
             event.listen(engine, "after_cursor_execute", self._after)
@@ -81,17 +81,17 @@ class _Side:
         self.statement = ""
         self.pid = 0
         self.writes = False
-        """On SQLite: whether it holds the only write transaction."""
+        """On SQLite: whether it holds the write lock."""
         self._may_go = False
 
     def start(self, act: Callable[[], Any]) -> None:
-        """Begin; stops before the first statement."""
+        """Start the operation; it stops before its first statement."""
         self._reset()
 
         def run() -> None:
             try:
                 result = Result(act())
-            except BaseException as error:  # it is the result
+            except BaseException as error:  # the error is the result
                 result = Result(error=error)
             with self._changed:
                 self.result = result
@@ -101,11 +101,11 @@ class _Side:
         self._thread.start()
 
     def end(self) -> None:
-        """Wait for the end of its thread."""
+        """Wait for its thread to end."""
         self._thread.join(DEADLINE_S)
 
     def go_on(self) -> None:
-        """Let it do one more statement. With the condition held."""
+        """Let it run one more statement. The caller must hold the condition."""
         self.stopped, self._may_go = False, True
         self._changed.notify_all()
 
@@ -130,14 +130,14 @@ class _Side:
 
     def _commit(self, _connection: Connection) -> None:
         self._stop("COMMIT")
-        self.writes = False  # a moment early: the other one's BEGIN waits for it by itself
+        self.writes = False  # a moment early: the other one's BEGIN waits for the commit anyway
 
     def _rollback(self, _connection: Connection) -> None:
         self.writes = False
 
 
 class _Table:
-    """Runs two operations in one order after the other."""
+    """Runs two operations in one order after another."""
 
     def __init__(self, url: str) -> None:
         self.said: list[str] = []
@@ -153,7 +153,7 @@ class _Table:
     def meet(
         self, state: S, acts: Sequence[Act[S]], order: Sequence[tuple[int, int]]
     ) -> Meeting[S]:
-        """Run both in one order."""
+        """Run both operations in one order."""
         self.said.clear()
         for side, act in zip(self.sides, acts, strict=True):
             side.start(lambda act=act, side=side: act(side.database, state))
@@ -180,7 +180,7 @@ class _Table:
             time.sleep(0.002)  # both may wait for a lock until the database ends one of them
 
     def _step(self, which: int) -> bool:
-        """Let one do a statement. False: it has ended, or waits for a lock of the other."""
+        """Let one run a statement. Return False if it has ended or waits for the other's lock."""
         side = self.sides[which]
         if not self._settled(side) or side.result is not None:
             return False
@@ -190,7 +190,7 @@ class _Table:
         return True
 
     def _settled(self, side: _Side) -> bool:
-        """Wait until it has stopped or ended. False: it waits for a lock."""
+        """Wait until it has stopped or ended. Return False if it waits for a lock."""
         end = time.monotonic() + DEADLINE_S
         while True:
             with self._changed:
@@ -219,7 +219,7 @@ def meetings(
     *,
     most: int = 1000,
 ) -> Generator[Meeting[S]]:
-    """Every order, one after the other; ``most``: only so many of them, spread evenly."""
+    """Run every order, one after another; ``most``: at most so many, evenly spaced."""
     table = _Table(url)
     try:
         yield table.meet(prepare(), (first, second), ((0, 1000), (1, 1000)))
@@ -233,7 +233,7 @@ def meetings(
 def meeting(
     url: str, first: Act[None], second: Act[None], order: Sequence[tuple[int, int]]
 ) -> Meeting[None]:
-    """One order: pairs of an operation, 0 or 1, and a number of statements; then the rest."""
+    """Run one order: pairs of an operation, 0 or 1, and a number of statements; then the rest."""
     table = _Table(url)
     try:
         return table.meet(None, (first, second), order)

@@ -1,4 +1,4 @@
-"""What must never be found where others could read it: keys, passwords, the service's insides."""
+"""Checks that files and responses do not leak keys, passwords or internals of the service."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ INSIDE = re.compile(
     r"Traceback|site-packages|\.py\b.*line \d|sqlalchemy|sqlite3|psycopg|SELECT .* FROM|/tmp/gh"
 )
 _MAY_HOLD_A_KEY = frozenset({"runtime.json"})
-"""Written for the owner of the home, mode 0600."""
+"""Files for the owner of the home, mode 0600."""
 _MAX_BYTES = 64 * 1024**2
 
 
 def check_home(home: Path, *secrets: str) -> None:
-    """Nothing that a service leaves behind holds a key: logs, database, broker's files, folders."""
+    """Check that no file that a service leaves holds a key: logs, database, broker's files."""
     for path in sorted(home.rglob("*")):
         if path.name in _MAY_HOLD_A_KEY or path.is_symlink() or not path.is_file():
             continue
@@ -26,7 +26,7 @@ def check_home(home: Path, *secrets: str) -> None:
 
 
 def check_bytes(data: bytes, where: str, *secrets: str) -> None:
-    """Nothing of this is a key, or one of these secrets."""
+    """Check that the data holds no key and none of these secrets."""
     found = KEY.search(data)
     assert found is None, f"{where} holds a key, near {data[max(0, found.start() - 100) :][:100]!r}"
     for secret in secrets:
@@ -34,7 +34,7 @@ def check_bytes(data: bytes, where: str, *secrets: str) -> None:
 
 
 def check_answer(response: httpx2.Response) -> None:
-    """An error tells nothing of the inside. A hook for every client of the tests."""
+    """Check that an error response reveals no internals. A hook of every test client."""
     if response.status_code < 400:
         return
     response.read()

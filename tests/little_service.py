@@ -1,4 +1,4 @@
-"""A real HTTP server for one test: routes in, address out. And the answers of the contract."""
+"""A real HTTP server with the routes of one test, and responses as the API gives them."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ Serve = Callable[[Sequence[Route]], str]
 
 
 class Server:
-    """A server that answers with the routes of whichever test runs."""
+    """A server that answers with the routes of the running test."""
 
     def __init__(self) -> None:
         self._app = Starlette()
@@ -57,7 +57,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server() -> Generator[Server]:
-    """One server for all tests; each gives it its own routes."""
+    """One server for all tests; each sets its own routes."""
     started = Server()
     yield started
     started.close()
@@ -65,13 +65,13 @@ def server() -> Generator[Server]:
 
 @pytest.fixture
 def serve(server: Server) -> Serve:
-    """Serve these routes from now on; gives the address."""
+    """Serves these routes from now on; returns the address."""
     return server.serve
 
 
 @pytest.fixture
 def connect(serve: Serve) -> Generator[Callable[..., Client]]:
-    """A client of a server with these routes."""
+    """Creates a client of a server with these routes."""
     with ExitStack() as stack:
 
         def connect(*routes: Route, **options: Any) -> Client:
@@ -83,13 +83,13 @@ def connect(serve: Serve) -> Generator[Callable[..., Client]]:
 
 
 def answer(body: Any, status: int = 200, **headers: str) -> Response:
-    """A JSON answer."""
+    """Return a JSON response."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(jsonio.dumps(body), status, named, "application/json")
 
 
 def problem(status: int, code: str = "broken", **members: Any) -> Response:
-    """A problem document."""
+    """Return a response with a problem document."""
     headers: dict[str, str] = members.pop("headers", {})
     body = {"type": f"/errors/{code}", "title": "It broke.", "status": status, "code": code}
     return Response(
@@ -101,13 +101,13 @@ def problem(status: int, code: str = "broken", **members: Any) -> Response:
 
 
 def listing(*data: Any, next: Any = None) -> Response:  # noqa: A002
-    """One page of a list."""
+    """Return a response with one page of a list."""
     body = {"object": "list", "data": data, "has_more": next is not None, "next": next}
     return answer(body)
 
 
 def job(**fields: Any) -> dict[str, Any]:
-    """A job as the service gives it."""
+    """Return a job as the API returns it."""
     return {
         "id": "job_1",
         "object": "job",
@@ -140,14 +140,14 @@ def job(**fields: Any) -> dict[str, Any]:
 
 
 def job_of(client: Client) -> Job:
-    """That job, of a client that has read it."""
+    """Return that job as an object of a client that has read it."""
     found = client.jobs._job("job_1")
     found.data = job()
     return found
 
 
 def events(count: int = 30) -> list[dict[str, Any]]:
-    """The events of a short job, ending well."""
+    """Return the events of a short job that succeeds."""
     made: list[dict[str, Any]] = [
         {"type": "state", "from": "queued", "to": "starting", "reason": None},
         {"type": "attempt", "n": 1, "resumed_from_step": None},

@@ -1,4 +1,4 @@
-"""A real API in a process of its own, on a database of its own, for tests to talk to."""
+"""Starts a real API in a process and on a database of its own, for tests to call."""
 
 import fcntl
 import json
@@ -60,7 +60,7 @@ class ApiProcess:
         self.url = json.loads(line)["url"]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal, wait for the end, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -69,7 +69,7 @@ class ApiProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the process if it is still running."""
         self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:
@@ -77,11 +77,11 @@ class ApiProcess:
 
 
 class Api(ApiProcess):
-    """A running API: where it is, what it stores, and a key of each owner that asks for one."""
+    """A running API with its address, its database, and keys for any owner."""
 
     def __init__(self, home: Path, database_url: str, **settings: str) -> None:
         environment = {"GLASSHOUSE_HOME": str(home), "GLASSHOUSE_DATABASE_URL": database_url}
-        environment |= {"GLASSHOUSE_WARM_PLANNER": "false"}  # most tests ask it nothing
+        environment |= {"GLASSHOUSE_WARM_PLANNER": "false"}  # most tests do not use the planner
         environment |= {f"GLASSHOUSE_{name.upper()}": value for name, value in settings.items()}
         super().__init__(os.environ | environment, home / "api.log")
         self.home = home
@@ -89,15 +89,15 @@ class Api(ApiProcess):
         self.database = Database(self.settings.database)
         migrate(self.database, lock_file=home / "run" / "migrate.lock")
         self.admin = self.key("admin", "admin")
-        """A key with every scope, of the owner ``admin``."""
+        """A key of the owner ``admin`` with every scope."""
 
     def key(self, owner: str, *scopes: str) -> str:
-        """A new key."""
+        """Create a key of an owner; its scopes default to ``submit``."""
         with self.database.write() as tx:
             return keys.create(tx, name="test", owner=owner, scopes=scopes or ("submit",))[1]
 
     def client(self, key: str | None = None, **options: Any) -> httpx2.Client:
-        """A client with this key; without one the admin's. Use it in a ``with`` block."""
+        """Return a client with this key, by default the admin's. Use it in a ``with`` block."""
         headers = {"Authorization": f"Bearer {key or self.admin}"} | options.pop("headers", {})
         hooks: Any = {"response": [leaks.check_answer]}
         return httpx2.Client(
@@ -106,13 +106,13 @@ class Api(ApiProcess):
 
     @property
     def log(self) -> str:
-        """What the process has logged."""
+        """The log of the process."""
         return self.log_file.read_text()
 
 
 @contextmanager
 def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Readers]:
-    """The part of a worker that reads uploaded files, in a thread of this process."""
+    """Run the part of a worker that reads uploaded files, in threads of this process."""
     values: dict[str, Any] = {"sweep_s": 0.05, **settings}
     mine = Settings(home=api.home, database_url=api.settings.database_url, **values)
     readers = Readers(
@@ -132,7 +132,7 @@ def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Reader
 
 @contextmanager
 def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
-    """An API on an empty, migrated database, and who reads its uploads; SQLite by default."""
+    """Run an API on an empty, migrated database, with readers of uploads; SQLite by default."""
     home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     api = Api(home, database_url, **settings)
     try:
@@ -150,7 +150,7 @@ def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
 
 @contextmanager
 def _by_turns(name: str) -> Generator[None]:
-    """One of all tests' processes at a time."""
+    """Let one of all test processes in at a time."""
     with (Path(tempfile.gettempdir()) / f"glasshouse-tests-{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -158,7 +158,7 @@ def _by_turns(name: str) -> Generator[None]:
 
 @contextmanager
 def _administration() -> Generator[None]:
-    """With the commands of an administrator: for root, the server makes itself a user."""
+    """Add the administrator's commands to PATH: for root, the server creates a user."""
     before = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.pathsep.join([before, "/usr/sbin", "/sbin"])
     try:
@@ -168,10 +168,10 @@ def _administration() -> Generator[None]:
 
 
 class Postgres:
-    """A real PostgreSQL server in a directory, which a test may kill and start again.
+    """A real PostgreSQL server in a directory, which a test may kill and restart.
 
     Raises:
-        ImportError: the package with the server is not there.
+        ImportError: the package with the server is not installed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -184,34 +184,34 @@ class Postgres:
         self.url = self._server.get_uri().replace("postgresql://", "postgresql+psycopg://")
 
     def kill(self) -> None:
-        """End it at once, with whatever it is at; what it has committed is on disk."""
+        """End it at once, in the middle of its work; what it has committed is on disk."""
         pid = self._server.get_pid()
         assert pid is not None
-        os.kill(pid, signal.SIGQUIT)  # PostgreSQL's word for it; SIGKILL leaves its children behind
+        os.kill(pid, signal.SIGQUIT)  # immediate shutdown; SIGKILL would leave its children running
         until(lambda: not psutil.pid_exists(pid))
 
     def start(self) -> None:
-        """Start it again, where it was."""
+        """Start it again in the same directory."""
         self._server.start()
 
     def close(self) -> None:
-        """Stop it and remove what it kept."""
+        """Stop it and remove its data."""
         self._server.cleanup()
 
 
 def connected(url: str) -> str:
-    """The URL of a database, as psycopg takes it."""
+    """Return the URL of a database in psycopg's form."""
     return url.replace("postgresql+psycopg://", "postgresql://")
 
 
 def database_of(server: str, name: str) -> str:
-    """The URL of one database of a PostgreSQL server."""
+    """Return the URL of one database of a PostgreSQL server."""
     head, _, query = server.partition("?")
     return f"{head.rsplit('/', 1)[0]}/{name}?{query}"
 
 
 def digits(client: httpx2.Client) -> str:
-    """The id of a ready dataset with the built-in digits."""
+    """Create a dataset with the built-in digits, wait until it is ready, and return its id."""
     made = client.post("/api/v1/datasets", json={"builtin": "digits"})
     assert made.status_code == 201, made.text
     path = made.headers["location"]
@@ -221,7 +221,7 @@ def digits(client: httpx2.Client) -> str:
 
 
 def small_job(dataset: str, **changes: Any) -> dict[str, Any]:
-    """A spec that trains one small layer on digits."""
+    """Return a spec that trains one small layer on digits."""
     return {
         "kind": "train",
         "name": "small",

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline."""
+"""Waits for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 def until(look: Callable[[], T | None], within_s: float = 180.0, what: str = "it") -> T:
     """Poll until ``look`` returns something truthy, and return that.
 
-    The deadline is for what never comes. What is only late on a busy machine is not wrong.
+    The deadline only catches what never happens: being late on a busy machine is not a failure.
 
     Raises:
         AssertionError: it did not happen in time.

@@ -1,7 +1,7 @@
 """One worker of the service: ``python -m worker [--name NAME]``.
 
-Celery runs in the main thread with a pool of threads: one for each device, which a supervisor
-holds as long as its attempt runs, and two more that always hear a bell.
+Celery runs in the main thread with a pool of threads. A supervisor occupies one thread while its
+attempt runs; there is one for each device, and some more so that wake-ups are always received.
 """
 
 import argparse
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Worker:
-    """Starts everything in order, and ends it in order."""
+    """Starts the parts of a worker, and stops them."""
 
     def __init__(self, settings: Settings, ending: ShutdownSignals) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class Worker:
             settings, database, open_artifacts(settings), notifier, fork_server
         )
         self._known = tuple(filter(None, (self.context.instance, before)))
-        """No rivals: this process, and the one that held the lock before it, which has ended."""
+        """Not rivals: this process, and the one that held the lock before it and has ended."""
         _write_anew(self._lock, self.context.instance)
         self._register = RankRegistry(self.context.work)
         self._devices: list[FoundDevice] = []
@@ -99,11 +99,11 @@ class Worker:
         tasks.hang(app, self.context, self._canary, self._readers)
 
     def refusal(self) -> str | None:
-        """Why it must not work on what is stored, and what to do; None: it may."""
+        """Return why this worker must not use the database, and what to do; None if it may."""
         return startup.refusal(self._settings, self.context.database)
 
     def run(self) -> int:
-        """Work until told to stop; 0 when everything ended in good order."""
+        """Work until a signal stops it; return 0, or 1 if it could not start."""
         stopping = self.context.stopping
         self._ending.listen(self.stop, self.hurry)
         try:
@@ -132,10 +132,10 @@ class Worker:
         return ready
 
     def _has_name(self) -> bool:
-        """Wait until nobody else can be at work under this name; False if somebody is.
+        """Wait until no other process can be using this name; return False if one is.
 
-        A process that was killed leaves a heartbeat behind, which is trusted for a lease; one
-        that runs sends another meanwhile.
+        A process that was killed leaves a heartbeat, which counts for the time of a lease. A
+        process that runs sends another one meanwhile.
         """
         context, first = self.context, None
         while not context.stopping.is_set():
@@ -174,21 +174,21 @@ class Worker:
         ]
 
     def stop(self) -> None:
-        """Take no more jobs and ask those that run to stop. Returns at once."""
+        """Take no more jobs and ask the running ones to stop. Return at once."""
         if self.context.stopping.is_set():
             return
         end_within(_longest_end_s(self._settings))
         self.context.stopping.set()
 
     def hurry(self) -> None:
-        """Stop, and signal the ranks at once instead of asking them first."""
+        """Stop, and signal the ranks without asking them first."""
         self.context.hurries = True
         self.stop()
 
     def _enter(self) -> bool:
-        """Register, and give back what an earlier process of this worker still holds.
+        """Register, and give back the attempts that an earlier process of this worker still holds.
 
-        False: another process has taken the name since this one looked.
+        Return False if another process has taken the name since `_has_name`.
         """
         context = self.context
         with context.database.write() as tx:
@@ -229,13 +229,13 @@ class Worker:
             loglevel="INFO",
             quiet=True,
         )
-        # Celery's own handlers would start the process again on SIGHUP, and end it in a hurry on
-        # SIGQUIT: here a signal has one meaning
+        # Celery's own handlers would restart the process on SIGHUP and end it abruptly on SIGQUIT;
+        # `ShutdownSignals` handles both
         celery.install_platform_tweaks = _leave_signals_alone
         return celery
 
     def _leave(self) -> None:
-        """End in good order: what ran is queued again, and the worker is no longer there."""
+        """Shut down gracefully: queue interrupted jobs again and retire the worker."""
         self.stop()
         context = self.context
         self._readers.close()
@@ -260,7 +260,7 @@ class Worker:
         return_attempts(context, left, exit_kind="interrupted", reason="its worker was stopped")
 
     def _drain(self) -> None:
-        """Say so once it stops: not in a signal's handler, which may interrupt who holds a lock."""
+        """Log and store that it stops, but not in a signal handler: locks may be held there."""
         self.context.stopping.wait()
         _log.info("worker_stopping")
         tasks.heard("drain", self._say_draining)
@@ -277,7 +277,7 @@ class Worker:
             if workers.beat(tx, context.name, instance=context.instance):
                 heartbeats.note(tx, context.name, figures, instance=context.instance)
             elif (found := self._rival(tx)) is None:
-                _log.warning("registered_again")  # somebody removed it while it was silent
+                _log.warning("registered_again")  # removed while it sent no heartbeat
                 self._sign_in(tx)
             else:
                 _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
@@ -303,9 +303,9 @@ def _leave_signals_alone(_worker: Any) -> None: ...
 
 
 def lock(path: Path) -> IO[str]:
-    """Hold a file, so that of two workers with one name on a host the second does not start.
+    """Lock a file, so that a second worker of this name on this host does not start.
 
-    It says which process held it last.
+    The file names the process that held it last.
     """
     handle = path.open("a+")
     try:
@@ -334,12 +334,12 @@ def _taken(name: str, rival: OtherProcess) -> str:
 
 
 def _longest_end_s(settings: Settings) -> float:
-    """A worker that cannot end in order ends all the same; its lifelines end its ranks."""
+    """Return when to end a worker that cannot shut down, in s; its lifelines end its ranks."""
     return settings.grace_s + settings.kill_s + _LATE_S
 
 
 def package_version() -> str:
-    """The installed version of the service."""
+    """Return the installed version of the service."""
     try:
         return version("glasshouse")
     except PackageNotFoundError:
@@ -347,7 +347,7 @@ def package_version() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a worker until SIGTERM, SIGINT or the end of its lifeline."""
+    """Run a worker until a signal ends it or its lifeline closes."""
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--name", help="unique among the workers of one service")
     name = parser.parse_args(arguments).name
@@ -364,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def keep_logging(**_: Any) -> None:
-        """Being connected keeps Celery from configuring its own logging."""
+        """Keep Celery from configuring its own logging: a connected receiver is enough."""
 
     def on_ready(**_: Any) -> None:
         _log.info("worker_ready", worker=worker.context.name)

@@ -1,7 +1,7 @@
-"""The Celery application. A message is a doorbell: at most once, JSON, and nobody waits for it.
+"""The Celery application. A message is a wake-up: JSON, delivered at most once, without a result.
 
-Everything that must survive is in the ledger, so what Celery offers for that is switched off:
-late acknowledgement runs a long job twice, results and time limits have their place in SQL.
+Everything that must survive is in the database, so Celery's own means are switched off: late
+acknowledgement would run a long job twice, and results and time limits are in SQL.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from models.fleet.notifier import DISPATCH_QUEUE, worker_queue
 from models.settings import Settings
 
 NUM_BELL_SLOTS = 2
-"""Threads beyond one per device: supervisors never take all, so a bell is always heard."""
+"""Threads beyond one per device: supervisors never occupy all, so a wake-up always gets one."""
 
 
 def make_app(settings: Settings) -> Any:
-    """A Celery application with every setting that matters written out."""
+    """Create the Celery application with every relevant setting set explicitly."""
     app: Any = Celery("glasshouse", broker=settings.celery_broker, set_as_current=False)
     app.conf.update(configuration(settings))
     return app
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings, pinned: a new release of Celery must not change them."""
+    """Return Celery's settings, pinned so that a new release of Celery does not change them."""
     return {
         "accept_content": ["json"],
         "task_serializer": "json",

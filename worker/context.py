@@ -1,4 +1,4 @@
-"""What all threads of one worker share, and the two things that a bell asks of it."""
+"""The state that all threads of a worker share, and its two actions: dispatch and supervise."""
 
 import os
 import threading
@@ -29,24 +29,25 @@ _log: Any = structlog.get_logger()
 T = TypeVar("T")
 
 AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
-"""The ledger cannot be written now and may be again soon: wait, and never stop training for it."""
+"""The database cannot be written now and may be soon: wait, and do not stop training for it."""
 
 
 BOUNDS_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Upper bounds of the buckets of the time from a record to its commit; the last has none."""
+"""Upper bounds of the buckets of the time from a record to its commit, seconds; one more bucket
+has no bound."""
 
 
 def idle_s(lease_s: float) -> float:
-    """How long PostgreSQL keeps a transaction of a worker that says nothing, seconds.
+    """Return how long PostgreSQL keeps an idle transaction of a worker, seconds.
 
-    A worker whose link is cut inside one must not hold the rows of its jobs for longer than their
-    leases last; its jobs could not be taken by another until then.
+    A worker whose connection is cut inside a transaction must not lock the rows of its jobs for
+    longer than a lease: until then no other worker could take the jobs.
     """
     return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
 
 
 class Counters:
-    """Counts since the worker's start."""
+    """Counts since the worker started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +57,7 @@ class Counters:
         self._process = psutil.Process(os.getpid())
 
     def shipped(self, events: Sequence[NewEvent]) -> None:
-        """Events were committed now: how many, and how long after the oldest had happened."""
+        """Count events that were committed now, and the time since the oldest of them happened."""
         if not events:
             return
         waited_s = max(0.0, (now() - min(event.at for event in events)).total_seconds())
@@ -67,7 +68,7 @@ class Counters:
             self._buckets[place] += 1
 
     def figures(self) -> dict[str, Any]:
-        """All counts, for the database."""
+        """Return all counts, for the database."""
         with self._lock:
             counted: dict[str, Any] = {
                 "events": self._events,
@@ -98,12 +99,12 @@ class WorkerContext:
         self.fork_server = fork_server
         self.name = settings.worker_name
         self.instance = uuid.uuid4().hex
-        """This process, among those that work under the name one after the other."""
+        """Identifies this process among those that use the name one after the other."""
         self.lease_ms = int(settings.lease_s * 1000)
         self.backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self.stopping = threading.Event()
         self.hurries = False
-        """Whether ranks are signalled at once when they are to stop."""
+        """Whether ranks that must stop are signalled at once."""
         self.counters = Counters()
         self.space = Space(settings)
         self.tracing = Tracing("glasshouse-worker")
@@ -114,13 +115,13 @@ class WorkerContext:
 
     @property
     def work(self) -> Path:
-        """This worker's own scratch directory."""
+        """The scratch directory of this worker."""
         return self.settings.work / self.name
 
     def dispatch(self) -> None:
-        """Serve the queue, and ring the workers that got something.
+        """Dispatch queued jobs, and send a wake-up to each worker that got one.
 
-        Of many bells at once one serves the queue and looks once more; the others go.
+        Of many concurrent calls one dispatches, and does so once more; the others return.
         """
         self._dispatch_wanted.set()
         while self._dispatch_wanted.is_set() and self._dispatching.acquire(blocking=False):
@@ -139,7 +140,7 @@ class WorkerContext:
                 self.notifier.job_changed(choice.job)
 
     def supervise(self, job_id: str, run: Callable[["WorkerContext", str], None]) -> None:
-        """Run an attempt of a job to its end, unless it runs here already."""
+        """Run an attempt of a job to its end, unless one is running here already."""
         with self._running_changed:
             if job_id in self._running or self.stopping.is_set():
                 return
@@ -151,30 +152,30 @@ class WorkerContext:
             with self._running_changed:
                 self._running.discard(job_id)
                 self._running_changed.notify_all()
-        self.dispatch()  # its devices are free, or it waits again
+        self.dispatch()  # its devices are free, or it is queued again
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no attempt runs here."""
+        """Wait until no attempt is running here; return whether that is so."""
         with self._running_changed:
             return self._running_changed.wait_for(lambda: not self._running, timeout_s)
 
     @property
     def num_running(self) -> int:
-        """How many attempts run here."""
+        """How many attempts are running here."""
         with self._running_changed:
             return len(self._running)
 
     def runs(self, job_id: str) -> bool:
-        """Whether an attempt of the job runs here."""
+        """Return whether an attempt of the job is running here."""
         with self._running_changed:
             return job_id in self._running
 
     def insist(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
-        """Do something with the ledger; while it is away, again and again.
+        """Do something with the database, and retry while it is unavailable.
 
         Raises:
             DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
-                longer than ``give_up_after_s``, or the worker stops meanwhile.
+                longer than ``give_up_after_s``, or than ``kill_s`` while the worker stops.
         """
         began, delay = time.monotonic(), 0.05
         while True:

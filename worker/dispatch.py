@@ -1,8 +1,8 @@
-"""Which job gets which devices now. ``choose`` is pure; ``dispatch`` is its transaction.
+"""Decides which job gets which devices now. ``choose`` is pure; ``dispatch`` is its transaction.
 
-A job gets all its devices at once or none. Without ``threads`` a CPU job gets half of the
-cores of the worker that it is put on, at least one. An ``infer`` job is short: with ``auto`` it
-takes a CUDA device or CPU cores, whichever is free, and where no core is free it shares one.
+A job gets all its devices at once or none. Without ``threads`` a CPU job gets half of the cores
+of its worker, at least one. An ``infer`` job is short: with ``auto`` it takes a CUDA device or
+CPU cores, whichever is free, and if no core is free it shares one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ from models.tables import Device, now
 _Held = Mapping[tuple[str, str], Device]
 ENDLESS = QuotaLeft(None, None, None)
 MOST_AT_ONCE = 100
-"""Jobs that one transaction places; the rest are placed in the next."""
+"""The most jobs that one transaction places; the next one places the rest."""
 _LOCK_S = 1.0
-"""Nobody waits longer for a row or for another dispatcher: the sweep tries again."""
+"""The longest wait for a row or for another dispatcher; after it the sweep tries again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A device of a worker that takes jobs."""
+    """A device of a worker that accepts jobs."""
 
     worker: str
     id: str
@@ -41,14 +41,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a spec's ``devices`` asks for."""
+    """The devices that a spec's ``devices`` asks for."""
 
     kind: str = "auto"
     number: int | None = None
     threads: int | None = None
     worker: str | None = None
     brief: bool = False
-    """Of an ``infer`` job: it takes what is free, and may share a core."""
+    """Whether it is an ``infer`` job: it takes what is free, and may share a core."""
 
     @classmethod
     def of(cls, devices: Mapping[str, Any], job_kind: str = "train") -> "Need":
@@ -64,7 +64,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued job; a sequence of these is in the order in which they are served."""
+    """A queued job. A sequence of these is in dispatch order."""
 
     job: str
     need: Need
@@ -74,13 +74,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Devices of one worker for one job."""
+    """The devices of one worker that one job gets."""
 
     job: str
     worker: str
     devices: tuple[str, ...]
     shared: bool = False
-    """Another job has this core, and keeps it."""
+    """Whether another job has this core, and keeps it."""
 
 
 def choose(
@@ -92,16 +92,16 @@ def choose(
     shares: Mapping[str, int] | None = None,
     most: int | None = None,
 ) -> list[Choice]:
-    """Serve the queue from its head. A job that has waited long keeps devices from those behind.
+    """Place jobs from the head of the queue. A starving job reserves devices that are free.
 
-    ``rooms``: what the quotas of owners leave; one who is not named has no limit. A job for which
-    its owner has no room waits and keeps nothing from others. ``shares``: how many more jobs each
-    worker runs on cores that others have. ``most``: how many jobs are placed.
+    ``rooms``: what the quotas of owners leave; an owner without an entry has no limit. A job that
+    exceeds its owner's quota waits and reserves nothing. ``shares``: how many more jobs each
+    worker may run on cores that other jobs have. ``most``: the most jobs to place.
     """
     fleet = _Fleet(slots, shares or {})
     left = {owner: replace(room) for owner, room in (rooms or {}).items()}
     hopeless: set[tuple[Need, str, bool]] = set()
-    """What cannot be met: devices and rooms only become fewer, so it is not tried again."""
+    """Needs that cannot be met. Devices and quotas only become fewer, so they are not retried."""
     chosen: list[Choice] = []
     for waiting in queue:
         if most is not None and len(chosen) >= most:
@@ -121,12 +121,12 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A worker on which a need could be met, by so many of its devices of one kind."""
+    """A worker that could meet a need with ``count`` of its devices of one kind."""
 
     worker: str
     kind: str
     free: list[str]
-    """The devices of the need that are free, in their order."""
+    """The free devices that fit the need, in order."""
     count: int
 
     @property
@@ -135,7 +135,7 @@ class _Place:
 
 
 class _Fleet:
-    """The healthy devices by kind and worker; each that is taken is no longer free."""
+    """The healthy devices by kind and worker, and which of them are still free."""
 
     def __init__(self, slots: Iterable[Slot], shares: Mapping[str, int]) -> None:
         self._all: dict[str, dict[str, list[Slot]]] = {}
@@ -150,18 +150,18 @@ class _Fleet:
         self._shares = dict(shares)
 
     def place(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
-        """Give a job its devices; None: they are not free."""
+        """Give a job its devices; return None if they are not free."""
         for kind in self._kinds(waiting.need):
             ready = [place for place in self._places(waiting.need, kind, room) if not place.missing]
             if ready:
-                # the emptiest worker: jobs share caches and memory bandwidth
+                # the worker with the most free devices: jobs share caches and memory bandwidth
                 best = min(ready, key=lambda place: (-len(place.free), place.worker))
                 taken = self._take(best)
                 return Choice(waiting.job, best.worker, taken)
         return self._share(waiting, room)
 
     def reserve(self, need: Need, room: QuotaLeft) -> bool:
-        """Keep free devices for a job that needs more of them; whether there were any."""
+        """Reserve free devices for a job that needs more of them; return whether there were any."""
         kinds = self._kinds(need)
         places = [place for kind in kinds for place in self._places(need, kind, room)]
         if not places:
@@ -169,9 +169,9 @@ class _Fleet:
         return bool(self._take(min(places, key=lambda place: (place.missing, place.worker))))
 
     def _kinds(self, need: Need) -> tuple[str, ...]:
-        """``auto`` means CUDA where a healthy device exists, and then it waits for that.
+        """Return the kinds that meet a need. ``auto`` waits for CUDA if a healthy device exists.
 
-        A brief job takes CPU cores before it waits.
+        A brief job takes CPU cores rather than wait.
         """
         if need.kind != "auto":
             return (need.kind,)
@@ -212,7 +212,7 @@ class _Fleet:
         return taken
 
     def _share(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
-        """Put a brief job on a core that another job has."""
+        """Place a brief job on a core that another job has."""
         need = waiting.need
         if not need.brief or need.kind == "cuda" or need.threads not in (None, 1):
             return None
@@ -230,10 +230,10 @@ class _Fleet:
 
 
 def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE) -> list[Choice]:
-    """Give queued jobs to workers, at most so many, in one transaction.
+    """Give at most ``most`` queued jobs to workers, in one transaction.
 
-    Whether anything can be given at all is checked first, without a lock. The caller notifies
-    the workers that were chosen, after this has committed.
+    Whether anything can be placed is checked first, without a lock. The caller notifies the
+    chosen workers after the commit.
     """
     with database.read() as tx:
         if not _choose(tx, settings, most):
@@ -285,7 +285,7 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
 
 
 def _assign(tx: Transaction, choice: Choice, held: _Held, settings: Settings) -> bool:
-    """Assign a choice, unless one of its devices was taken, failed or vanished meanwhile."""
+    """Assign a choice, unless one of its devices was taken, failed or disappeared meanwhile."""
     names = [(choice.worker, id_) for id_ in choice.devices]
     if choice.shared:
         held = workers.devices(tx, names)

@@ -1,6 +1,6 @@
-"""A container's health check: ``python -m worker.healthcheck`` ends with 0 if the worker is alive.
+"""Health check for containers: ``python -m worker.healthcheck`` exits with 0 if all is well.
 
-It asks the database for the last heartbeat of the worker of this name (``GLASSHOUSE_WORKER_NAME``).
+It reads from the database the last heartbeat of the worker named ``GLASSHOUSE_WORKER_NAME``.
 """
 
 import sys
@@ -12,7 +12,7 @@ from models.settings import Settings
 
 
 def main() -> int:
-    """Look once."""
+    """Check once."""
     settings = Settings()
     database = Database(settings.database)
     try:

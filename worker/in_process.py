@@ -1,7 +1,7 @@
-"""The jobs that wait, run in this process one after the other: for a debugger.
+"""Runs queued jobs in this process one after the other, for a debugger.
 
-There is no broker, no nursery and no process of a rank: a job is carried out to its end in the
-thread that asks for it, and then what it said is stored as always.
+There is no broker, no fork server and no rank process: a job runs to its end in the calling
+thread, and its records are stored afterwards as usual.
 """
 
 import os
@@ -28,11 +28,11 @@ from worker.ingest import Readers
 from worker.processes.rank import Exit, Rank, RankStop
 
 CarryOut = Callable[[Path], None]
-"""Runs ``job.json`` of a directory to its end. Handed in: a worker imports no torch."""
+"""Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
 
 
 class _Over(Rank):
-    """A rank that has ended already; nobody can be told or signalled any more."""
+    """A rank that has ended already: it receives no commands and no signals."""
 
     def __init__(self) -> None:
         super().__init__(Identity(0, ""), -1)
@@ -44,7 +44,7 @@ class _Over(Rank):
 
 
 class InProcessWorker:
-    """A worker without threads: `work` runs what waits, and returns when nothing does."""
+    """A worker without threads: `work` runs what is queued, and returns when nothing is."""
 
     def __init__(self, settings: Settings, carry_out: CarryOut) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class InProcessWorker:
             )
 
     def work(self) -> None:
-        """Read the files and run the jobs that wait and can run now, to their ends."""
+        """Read pending datasets, then run to their ends the queued jobs that can run now."""
         while self._readers.read_one():
             pass
         while True:
@@ -105,16 +105,16 @@ class InProcessWorker:
 
 def _launching(carry_out: CarryOut) -> type[Launch]:
     class InProcessLauncher(Launch):
-        """Starts a rank by being it."""
+        """Runs the job in this process instead of starting a rank."""
 
         def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
-            # without a ring, which somebody would have to empty, it writes the files itself
+            # a ring would have to be emptied meanwhile: without one the engine writes the files
             self._context.insist(lambda: self._prepare(None))
             carry_out(self._dir)
             rank = _Over()
             return rank, RankStop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
 
         def end(self, *, gently: bool = False) -> None:
-            """Nothing of it runs any more."""
+            """Do nothing: no process of the job is left."""
 
     return cast("type[Launch]", InProcessLauncher)

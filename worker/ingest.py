@@ -1,8 +1,8 @@
-"""Reads uploaded files: each in a short-lived process of its own, with limits.
+"""Reads uploaded files, each in a short-lived process of its own with limits.
 
-A dataset that is pending waits in the database until a worker claims it. The claim is a lease with
-a fence, as that of an attempt: whatever becomes of the worker, another reads the file again, and
-one that comes too late changes nothing. A file may be hostile, so nothing of it is parsed here.
+A pending dataset waits in the database until a worker claims it. The claim is a lease with a
+fence, like that of an attempt: if the worker is lost, another reads the file again, and a worker
+that is too late changes nothing. A file may be hostile, so this process never parses it.
 """
 
 import secrets
@@ -27,7 +27,7 @@ from worker.context import AWAY
 from worker.processes.fork_server import environment
 
 NUM_AT_ONCE = 2
-"""Files that one worker reads at the same time."""
+"""How many files one worker reads at the same time."""
 MAX_TRIES = 5
 _SLACK_S = 60.0
 _LONGEST_PAUSE_S = 2.0
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class Readers:
-    """Threads that read pending datasets until they are closed.
+    """The threads that read pending datasets until ``close``.
 
     Args:
         name: of this worker.
-        work: a directory of this worker alone; what is in it is removed.
+        work: a directory of this worker only; its content is removed.
         changed: called with the id of a dataset that is ready or has failed.
     """
 
@@ -64,11 +64,11 @@ class Readers:
         self._woken = threading.Condition()
         self._num_wakes = 0
         self._threads: list[threading.Thread] = []
-        shutil.rmtree(work, ignore_errors=True)  # of a life that ended in the middle
+        shutil.rmtree(work, ignore_errors=True)  # left by an earlier process
         work.mkdir(mode=0o700, parents=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the threads."""
         self._threads = [
             threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
             for number in range(NUM_AT_ONCE)
@@ -77,20 +77,20 @@ class Readers:
             thread.start()
 
     def wake(self) -> None:
-        """Look now: a dataset was created."""
+        """Check for datasets now: one was created."""
         with self._woken:
             self._num_wakes += 1
             self._woken.notify_all()
 
     def close(self) -> None:
-        """Stop reading. What is unread is pending again at once, for another worker."""
+        """Stop reading. Datasets that are being read become pending at once, for another worker."""
         self._stopping.set()
         self.wake()
         for thread in self._threads:
             thread.join()
 
     def read_one(self) -> bool:
-        """Read the dataset that has waited longest; False: there is none to read."""
+        """Read the dataset that has waited longest; return False if there is none."""
         with self._database.read() as tx:
             if not datasets.is_unread(tx):
                 return False
@@ -133,7 +133,7 @@ class Readers:
             _remove(out)
 
     def _answer(self, reading: Reading, out: Path) -> dict[str, Any] | None:
-        """What the process printed; None: the dataset is no longer ours, or the worker stops."""
+        """Return what the process printed; None if the claim is lost or the worker stops."""
         if reading.tries > MAX_TRIES:
             return _problem(f"Reading the file was interrupted {MAX_TRIES} times; upload it again.")
         try:
@@ -149,7 +149,7 @@ class Readers:
             try:
                 return self._wait(process, reading)
             finally:
-                process.kill()  # of one that has ended it does nothing
+                process.kill()  # does nothing if it has ended
 
     def _command(self, reading: Reading, out: Path) -> list[str]:
         settings = self._settings
@@ -169,7 +169,7 @@ class Readers:
         ]
 
     def _wait(self, process: "subprocess.Popen[bytes]", reading: Reading) -> dict[str, Any] | None:
-        """Wait for the process, and renew the lease meanwhile."""
+        """Wait for the process, and renew the lease while it runs."""
         limit_s = self._settings.ingest_cpu_s + _SLACK_S
         began = renewed = time.monotonic()
         while True:
@@ -190,7 +190,7 @@ class Readers:
                     return None
 
     def _renewed(self, reading: Reading) -> bool:
-        """Whether the dataset is still ours; while the database is unavailable, it is."""
+        """Renew the lease; return whether we hold it. While the database is unavailable, we do."""
         try:
             with self._database.write() as tx:
                 return datasets.renew(tx, reading, lease_ms=self._lease_ms)
@@ -210,7 +210,7 @@ class Readers:
         self._changed(reading.dataset)
 
     def _keep(self, reading: Reading, out: Path, meta: dict[str, Any]) -> bool:
-        """Store the columns. Each try has a key of its own, which is deleted if it is too late."""
+        """Store the columns. Each try has its own key, which is deleted if the try is too late."""
         key = f"datasets/{reading.dataset}/{secrets.token_hex(4)}"
         self._artifacts.put(key, out)
         columns = [
@@ -225,7 +225,7 @@ class Readers:
             with self._database.write() as tx:
                 return datasets.read(tx, reading, key=key, **found)
 
-        kept = self._insist(store)  # if it raises, whether the row names the files is not known
+        kept = self._insist(store)  # if it raises, the row may or may not name the files
         others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]
         for other in [other for other in others if other != key] if kept else [key]:
             self._artifacts.delete(other)  # of a try that died between its files and its row
@@ -240,10 +240,10 @@ class Readers:
             return datasets.give_back(tx, reading)
 
     def _insist(self, act: Callable[[], T]) -> T:
-        """Do something with the database; while it is unavailable, again and again.
+        """Do something with the database, and retry while it is unavailable.
 
         Raises:
-            DatabaseUnavailable, StorageFull: the worker stops meanwhile.
+            DatabaseUnavailable, StorageFull, TransactionConflict: the worker stops meanwhile.
         """
         pause = 0.05
         while True:
@@ -258,7 +258,7 @@ class Readers:
 
 
 def _parsed(printed: bytes, code: int) -> dict[str, Any]:
-    """What the process printed, or why it printed nothing."""
+    """Return what the process printed, or the problem if it printed no answer."""
     try:
         return jsonio.loads(printed.splitlines()[-1])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The worker's own log: one JSON object per line on stderr, with the job it is about."""
+"""Configures the worker's own log: one JSON object per line on stderr, with the id of the job."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ import structlog
 
 
 def configure() -> None:
-    """Send structlog's and every library's lines to stderr as JSON."""
+    """Write the log lines of structlog and of all libraries to stderr as JSON."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -34,5 +34,5 @@ def configure() -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per bell
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per wake-up
     logging.getLogger("celery.app.trace").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What signals say to a worker: end in order, or end in order and in a hurry."""
+"""Signal handlers of a worker: shut down gracefully, or gracefully without asking ranks first."""
 
 import signal
 from collections.abc import Callable
@@ -7,23 +7,23 @@ from typing import Any
 from celery.worker import state  # pyright: ignore[reportMissingTypeStubs]
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""SIGTERM, SIGINT and SIGHUP: end in order. SIGQUIT, or SIGINT once more: do not ask, signal."""
+"""SIGTERM, SIGINT, SIGHUP: shut down. SIGQUIT or a second SIGINT: signal the ranks at once."""
 
 
 class ShutdownSignals:
-    """What the signals that end a worker do, in its main thread.
+    """Handles the signals that end a worker, in its main thread.
 
-    No handler raises: an exception between any two instructions may leave a lock of the
-    interpreter's own held for ever, the import lock for one.
+    No handler raises: an exception between any two instructions could leave a lock of the
+    interpreter held forever, for example the import lock.
     """
 
     def __init__(self) -> None:
-        """Keep what comes before somebody listens."""
+        """Keep the signals that arrive before ``listen``."""
         self._early: list[int] = []
         self._handle_with(lambda number, _frame: self._early.append(number))
 
     def listen(self, stop: Callable[[], None], hurry: Callable[[], None]) -> None:
-        """Let them call these from now on; both return at once."""
+        """Call ``stop`` or ``hurry`` on signals from now on; both must return at once."""
         interrupted = False
 
         def handle(number: int, _frame: Any) -> None:
@@ -34,7 +34,7 @@ class ShutdownSignals:
                 stop()
             interrupted = interrupted or number == signal.SIGINT
             told: Any = state
-            told.should_stop = 0  # Celery's main loop ends with this status
+            told.should_stop = 0  # Celery's main loop ends, with this status
 
         self._handle_with(handle)
         for number in self._early:

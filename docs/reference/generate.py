@@ -1,4 +1,4 @@
-"""Write the generated reference pages: ``python docs/reference/generate.py``. A test compares."""
+"""Writes the generated reference pages: ``python docs/reference/generate.py``. A test compares."""
 
 import sys
 from pathlib import Path
@@ -83,7 +83,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
 
 
 def settings_page() -> str:
-    """The page of all settings."""
+    """Return the page of all settings."""
     lines = [
         "# Settings",
         "",

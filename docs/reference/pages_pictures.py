@@ -1,23 +1,23 @@
-"""The page with a picture of every view, as the browser tests take them (``make pictures``)."""
+"""Generates the page with a screenshot of every view, which ``make pictures`` takes."""
 
 VIEWS = {
     "jobs": "The list of jobs",
     "job": "A job",
-    "job-failed": "A job that failed",
+    "job-failed": "A failed job",
     "job-logs": "Logs",
     "job-events": "Events",
     "job-checkpoints": "Checkpoints",
-    "job-spec": "The spec of a job",
-    "inside-layers": "The layers of a job",
-    "inside-nan": "The layers of a job that met NaN",
+    "job-spec": "A job's spec",
+    "inside-layers": "A job's layers",
+    "inside-nan": "The layers of a job with NaN",
     "inside-deep": "A thousand layers",
     "inside-graph": "The network as a graph",
     "inside-gradients": "Gradient flow",
     "inside-probes": "Probes",
-    "layer-steps": "A layer over the steps",
+    "layer-steps": "A layer over steps",
     "layer-histograms": "A layer's histograms",
     "layer-maps": "A layer's values",
-    "compare": "Jobs compared",
+    "compare": "Comparing jobs",
     "submit": "A new job",
     "predictions": "Predictions",
     "datasets": "Datasets",
@@ -25,22 +25,22 @@ VIEWS = {
     "devices": "Devices, workers and the queue",
     "settings": "Settings",
 }
-"""The views, by the names of their pictures."""
+"""Titles of the views by the names of their screenshots."""
 SCHEMES, SIZES = ("light", "dark"), ("wide", "phone")
 
 
 def file(view: str, scheme: str, size: str) -> str:
-    """The picture of a view in ``docs/images``."""
+    """Return the file name of a screenshot in ``docs/images``."""
     return f"{view}-{scheme}-{size}.png"
 
 
 def page() -> str:
-    """Every view, wide and on a phone, in light and in dark colours."""
+    """Return the page: every view, wide and on a phone, in light and dark colors."""
     lines = [
         "# Every view",
         "",
-        "The views of [the page](../how-to/page.md) as the browser tests see them, in light and",
-        "dark colours, wide and on a phone. `make pictures` takes them anew.",
+        "The views of [the dashboard](../how-to/page.md) in light and dark colors, wide and on a",
+        "phone. `make pictures` updates these screenshots.",
     ]
     for view, title in VIEWS.items():
         lines += ["", f"## {title}", "", "| light | dark |", "|---|---|"]

@@ -1,4 +1,4 @@
-"""The services that the acceptance tests share; each is started at its first use."""
+"""Services that the acceptance tests share; each is started at its first use."""
 
 from collections.abc import Generator
 

@@ -108,7 +108,7 @@ def stranger(profile: BrowserContext) -> Page:
 
 @pytest.fixture
 def page(stranger: Page, client: gh.Client) -> Page:
-    """A tab with a session, opened by a one-time link: it shows the jobs."""
+    """A tab with a session, opened by a one-time link; it shows the jobs."""
     stranger.goto(client.browser_link())
     return stranger
 

@@ -1,4 +1,4 @@
-"""What the security tests share: an API with two tenants, and the app's own list of routes."""
+"""Fixtures of the security tests: an API with two tenants, and the app's list of routes."""
 
 import tempfile
 from collections.abc import Generator
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def counting(request: pytest.FixtureRequest) -> Generator[None]:
-    """Count what the test asks, for the figures at the end of the run."""
+    """Count the requests of a test, for the table at the end of the run."""
     found: dict[str, Any] = {}
     with figures.counted(found):
         yield
@@ -33,7 +33,7 @@ def counting(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how much was tried."""
+    """Print how much was tested."""
     stats = terminalreporter.stats
     reports = [one for kind in ("", "error") for one in stats.get(kind, ())]
     lines = figures.table(one for one in reports if getattr(one, "when", "") == "teardown")
@@ -45,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def world() -> Generator[World]:
-    """A running API with Ada's things."""
+    """A running API with resources of the owner Ada."""
     with running_api(max_json_bytes="200000", max_upload_bytes="3000000") as api:
         made = World(api)
         made.fill()

@@ -1,7 +1,7 @@
-"""Captured tensors: from a rank's ring into files, on a thread of their own.
+"""Moves captured tensors from a rank's ring to files, in a thread of its own.
 
 A slow disk delays only the tensors, not losses, heartbeats and commands. The rank may reuse the
-room in the ring only after the rows that name the file are in the database.
+space in the ring only after the rows that name the file are in the database.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ _RETRY_S = 0.5
 
 
 class BadRecord(Exception):
-    """A rank wrote something that is no record."""
+    """A rank wrote something that is not a valid record."""
 
 
 @dataclass(slots=True)
 class CapturedTensors:
-    """The tensors of one record, in a file or dropped, whose rows are not stored yet."""
+    """The tensors of one record, in a file or dropped; their rows are not stored yet."""
 
     end: int
     """The position up to which the ring is free once the rows are stored."""
@@ -66,12 +66,12 @@ class Drain:
 
     @property
     def name(self) -> str | None:
-        """What the rank opens; None: it makes the files itself."""
+        """The name by which the rank opens the ring; None: the rank writes the files itself."""
         return None if self._ring is None else self._ring.name
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be written, or to be taken into the ledger."""
+        """Whether nothing is left to write to files or to store in the database."""
         with self._changed:
             return not self._waiting and not self._finished
 
@@ -87,10 +87,10 @@ class Drain:
             self._changed.notify_all()
 
     def finished(self) -> list[CapturedTensors]:
-        """What has become ready to be stored since the last call.
+        """Return what has become ready to be stored since the last call.
 
         Raises:
-            BadRecord: one of them was none.
+            BadRecord: a record was invalid.
         """
         with self._changed:
             if self._error is not None:
@@ -99,18 +99,18 @@ class Drain:
             return lots
 
     def release(self, lots: list[CapturedTensors]) -> None:
-        """Give the room of the tensors back to the rank: their rows are stored."""
+        """Free the ring space of tensors whose rows are stored, for the rank."""
         if self._ring is not None:
             for lot in lots:
                 self._ring.release(lot.end)
 
     def stuck_for_s(self) -> float:
-        """How long the first that waits has made no progress."""
+        """Return for how long the first waiting record has made no progress, seconds."""
         with self._changed:
             return time.monotonic() - self._progress_at if self._waiting else 0.0
 
     def abandon(self) -> None:
-        """Write nothing more: what waits is dropped, and counted."""
+        """Write nothing more: drop and count the waiting records."""
         with self._changed:
             self._hurry = True
             while self._waiting:
@@ -119,7 +119,7 @@ class Drain:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop. Whoever closes it has shipped what it wanted to."""
+        """Stop, and discard the waiting records without counting them."""
         with self._changed:
             self._closing = True
             self._waiting.clear()
@@ -151,7 +151,7 @@ class Drain:
                 self._progress_at = time.monotonic()
 
     def _attempt(self, record: dict[str, Any]) -> tuple[CapturedTensors | None, Exception | None]:
-        """Store the tensors of a record. None: there is no room on the disk now."""
+        """Store the tensors of a record. Return no lot and no error if the disk is full now."""
         if self._space is not None and self._space.short("artifacts"):
             # what is left is for losses and checkpoints
             return _lost(record, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), None
@@ -163,7 +163,7 @@ class Drain:
                 return None, None
             _log.warning("captures_dropped", error=str(error))
             return _lost(record, error), None
-        except Exception as error:  # the supervisor names it; a silent thread would hang the job
+        except Exception as error:  # the supervisor reports it; a dead thread would hang the job
             return None, error
 
     def _store(self, record: dict[str, Any]) -> CapturedTensors:
@@ -178,19 +178,19 @@ class Drain:
 
 
 def open_ring(num_bytes: int) -> Ring | None:
-    """A ring of that size, or of what the memory allows. None: the rank writes the files."""
+    """Open a ring of that size or what memory allows. Return None if the rank writes the files."""
     with contextlib.suppress(OSError):
         return Ring.shared(default_num_bytes(num_bytes))
     return None
 
 
 def new_key(claim: Claim) -> str:
-    """Where a new file of tensors goes."""
+    """Return the key of a new file of tensors."""
     return f"jobs/{claim.job}/{claim.attempt}/captures/{new_id('cap')}.safetensors"
 
 
 def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> CapturedTensors:
-    """The rows and the events of tensors that are in the file ``key``."""
+    """Return the rows and events of the tensors in the file ``key``."""
     lot = CapturedTensors(end)
     at = datetime.fromisoformat(record["at"]).astimezone(UTC)
     for tensor in record["tensors"]:
@@ -210,7 +210,7 @@ def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> 
 def _lost(record: dict[str, Any], error: Exception) -> CapturedTensors:
     told = dropped(record, error)
     at = datetime.fromisoformat(told["at"]).astimezone(UTC)
-    if isinstance(error, OSError) and error.errno:  # a path is nobody's business
+    if isinstance(error, OSError) and error.errno:  # do not reveal the path
         told["what"] = f"captures: {os.strerror(error.errno)}"
     event = NewEvent("dropped", at, {"what": told["what"], "count": told["count"]}, record["step"])
     return CapturedTensors(int(record["end"]), events=[event])

@@ -1,7 +1,7 @@
-"""Commands and probes that users ask for while an attempt runs, and their delivery to the rank.
+"""Delivers users' commands and changes of probes to the rank of a running attempt.
 
-Every write of an attempt returns a beat, which says whether there is something new. The rank gets
-it as a file, whose name goes down its lifeline; it takes effect at the next step boundary.
+Every write of an attempt returns a `LeaseState`, which says whether there are new ones. The rank
+gets them as a file, whose name is sent through its lifeline. They apply at the next step boundary.
 """
 
 import time
@@ -25,18 +25,18 @@ class CommandDelivery:
     """The commands and the list of probes of one attempt."""
 
     def __init__(self, database: Database, job_id: str, directory: Path) -> None:
-        """``directory``: of the attempt."""
+        """``directory``: the attempt's directory."""
         self._database = database
         self._job = job_id
         self._directory = directory
         self.cancelled = False
-        """Whether the job is to be cancelled."""
+        """Whether the user asked to cancel the job."""
         self.pausing = False
-        """Whether the job is to be paused."""
+        """Whether the user asked to pause the job."""
         self.force = False
-        """Whether the rank is to be signalled at once."""
+        """Whether to signal the rank at once."""
         self.stops: list[str] = []
-        """Ids of the pending commands that cancel the job."""
+        """The ids of the pending commands that cancel the job."""
         self._num_commands = 0
         self._commands: list[dict[str, Any]] = []
         self._delivered: set[str] = set()
@@ -46,7 +46,7 @@ class CommandDelivery:
         self._retry_at = 0.0
 
     def receive(self, beat: LeaseState) -> None:
-        """Take what a write of this attempt returned; read the commands if there are new ones."""
+        """Handle what a write of this attempt returned; read the commands if there are new ones."""
         self.cancelled = beat.cancel_requested
         self.pausing = beat.state == "pausing"
         if beat.num_commands == self._num_commands:
@@ -63,13 +63,13 @@ class CommandDelivery:
         self._num_commands = beat.num_commands
 
     def delivered(self, description: dict[str, Any]) -> None:
-        """Note what the rank finds in its ``job.json``."""
+        """Mark the commands and probes in the rank's ``job.json`` as delivered."""
         wanted: dict[str, Any] | None = description["probes"]
         self._revision = 0 if wanted is None else wanted["revision"]
         self._delivered |= {command["id"] for command in description["commands"]}
 
     def deliver(self, rank: Rank) -> None:
-        """Send the rank what is new, once. If it cannot be written, try again later."""
+        """Send new commands and probes to the rank, once. Retry later if the file write fails."""
         wanted = self._probes
         revision = 0 if wanted is None else wanted["revision"]
         if revision > self._revision and self._send(rank, "probes", revision, wanted):

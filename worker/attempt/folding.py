@@ -1,8 +1,8 @@
-"""Folds the statistics of a running job, a little at a time, between what the supervisor must do.
+"""Folds the statistics of a running job in small pieces, between the supervisor's other work.
 
-Each turn is one short piece of work: a read, or some series compressed and stored in one
-transaction of some tens of milliseconds. What is broken off is begun again; nothing is lost,
-because the blocks go only in the transaction that completes their fold.
+Each turn is one short piece: a read, or some series compressed and stored in one transaction of
+some tens of milliseconds. An interrupted fold starts over. Nothing is lost, because only the
+transaction that completes a fold deletes its blocks.
 """
 
 import time
@@ -34,13 +34,13 @@ class Folding:
         self._over = False
 
     def turn(self) -> None:
-        """Do one piece of what is due. Never raises: training and its ledger go before."""
+        """Do one piece of work if one is due. Never raise: training and its records come first."""
         if self._over or (self._work is None and not self._due()):
             return
         self._advance()
 
     def finish(self) -> None:
-        """Fold all that is left, after the job has ended; gives up where the ledger is away."""
+        """Fold what is left after the job has ended; give up if the database is unavailable."""
         while not self._over and (self._work is not None or self._left()):
             if not self._advance():
                 return
@@ -63,7 +63,7 @@ class Folding:
             return False
 
     def _advance(self) -> bool:
-        """Go on with the fold by one piece, or begin one. False: it failed."""
+        """Continue the fold by one piece, or begin one. Return False if it failed."""
         if self._work is None:
             self._work = self._fold()
         try:
@@ -76,7 +76,7 @@ class Folding:
             self._looked_at = time.monotonic()
             return False
         except Exception:
-            _log.exception("fold_failed")  # the blocks stay, and can be read as they are
+            _log.exception("fold_failed")  # the blocks stay readable without the fold
             self._work, self._over = None, True
             return False
         return True

@@ -1,4 +1,4 @@
-"""The rank of one attempt: described, forked, noted, and ended so that nothing of it runs on."""
+"""Starts the rank of one attempt through the fork server, and ends all its processes."""
 
 import signal
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _WAIT_S = 1.0
 
 
 class Launch:
-    """Starts the rank of one attempt and sees to its end."""
+    """Starts the rank of one attempt and ends it."""
 
     def __init__(
         self,
@@ -43,22 +43,22 @@ class Launch:
         self._devices = [str(device["id"]) for device in job.devices]
         self._rank: Rank | None = None
         self.resumes = False
-        """Whether the rank was handed a checkpoint to go on from."""
+        """Whether the rank resumes from a checkpoint."""
         self.parts = 1
-        """In how many parts the rank runs each batch."""
+        """Into how many micro-batches the memory guard splits each batch."""
         self.usage: Usage | None = None
-        """What the rank uses of its machine."""
+        """Measures what the rank uses of its machine."""
         self.is_stuck = False
-        """Whether something of the attempt does not end; then nobody gets its devices."""
+        """Whether a process of the attempt cannot be ended; then no job gets its devices."""
 
     def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
-        """Have the rank forked; ``meanwhile`` is called again and again while that takes time.
+        """Fork the rank; call ``meanwhile`` repeatedly while the fork server is not ready.
 
-        ``ring`` names the memory through which whole tensors come.
+        ``ring``: the name of the shared memory for whole tensors.
 
         Raises:
             ForkServerLost: the fork server died, or the worker stops.
-            RunFailure: what the job reads is gone, or the work directory cannot be written.
+            RunFailure: data of the job is gone, or the work directory cannot be written.
         """
         context, settings = self._context, self._context.settings
         env = context.insist(lambda: self._prepare(ring))
@@ -85,14 +85,14 @@ class Launch:
         )
 
     def abandon(self) -> None:
-        """Leave a rank that does not end even when it is killed; its devices stay withheld."""
+        """Give up on a rank that SIGKILL has not ended; its devices stay withheld."""
         rank, self._rank = self._rank, None
         if rank is not None:
             self._give_up(rank)
             rank.close()
 
     def end(self, *, gently: bool = False) -> None:
-        """See to it that nothing of the attempt runs any more."""
+        """End all processes of the attempt; ``gently``: send SIGTERM before SIGKILL."""
         rank, self._rank = self._rank, None
         if self.usage is not None:
             self.usage.close()

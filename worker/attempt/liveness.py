@@ -1,7 +1,7 @@
-"""Whether a rank makes progress in time, and whether it writes more than the database stores.
+"""Detects a rank that stalls, exceeds its timeout, or writes faster than the database stores.
 
-The lease of an attempt says only that its worker runs. A rank that is stuck in native code or in
-a system call writes nothing more, while its worker keeps renewing the lease.
+The lease of an attempt says only that its worker is running. A rank that hangs in native code or
+in a system call writes nothing more, while its worker keeps renewing the lease.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _EVERY_S = 0.5
 class Watchdog:
     """Detects that a rank has stalled, and that a job has exceeded its timeout.
 
-    A rank writes everything it does to its spool, so progress is a spool that grows.
+    A rank writes everything it does to its spool, so a growing spool is progress.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Watchdog:
         spent_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``resolved``: the spec. ``spent_s``: what earlier attempts of the job took."""
+        """``resolved``: the spec. ``spent_s``: the time that earlier attempts of the job took."""
         self.on_stall: Literal["warn", "restart", "fail"] = resolved.get("on_stall", "warn")
         self.stalled_s: float | None = None
-        """How long the rank made no progress, once ``on_stall`` says to stop it for that."""
+        """For how long the rank made no progress; set if ``on_stall`` says to stop it for that."""
         self.exceeded_s: float | None = None
-        """The job's ``timeout_s``, once the job has taken longer."""
+        """The job's ``timeout_s``; set once the job has taken longer."""
         self.spool_bytes = 0
         """Size of the spool at the last check."""
         self._timeout_s: float | None = resolved.get("timeout_s")
@@ -53,7 +53,7 @@ class Watchdog:
         self.start()
 
     def start(self) -> None:
-        """Start both clocks: the rank runs."""
+        """Start both clocks, when the rank starts."""
         self._started_at = self._checked_at = self._clock()
         self.reset()
 
@@ -63,7 +63,7 @@ class Watchdog:
         self._is_reported = False
 
     def check(self, step: int | None) -> NewEvent | None:
-        """Check both clocks. Returns an event when a stall is detected, once for each stall."""
+        """Check both clocks. Return an event when a stall is detected, once per stall."""
         at = self._clock()
         taken_s = self._spent_s + at - self._started_at
         if self._timeout_s is not None and taken_s > self._timeout_s:
@@ -91,11 +91,10 @@ class Watchdog:
 
 
 class Backpressure:
-    """Stops a rank while too much of its spool waits to be stored.
+    """Stops a rank while too much of its spool is not stored.
 
-    Losses and events are never dropped, and disks are finite. While the database is unavailable
-    for long, the process group of the rank is stopped; it continues once half of the limit is
-    stored.
+    Losses and events are never dropped, and disks are finite. If the database is unavailable for
+    long, the rank's process group is stopped. It continues once at most half the limit is left.
     """
 
     def __init__(self, rank: Rank, max_bytes: int) -> None:
@@ -105,7 +104,7 @@ class Backpressure:
         """Whether the rank is stopped."""
 
     def check(self, waiting_bytes: int) -> None:
-        """Stop or continue the rank by how much waits."""
+        """Stop or continue the rank, depending on how many bytes are not stored."""
         if not self.is_stopped and waiting_bytes > self._max_bytes:
             self.is_stopped = self._rank.signal(signal.SIGSTOP)
             _log.warning("rank_held", waiting_bytes=waiting_bytes)
@@ -113,7 +112,7 @@ class Backpressure:
             self.release()
 
     def release(self) -> None:
-        """Continue the rank, whatever waits."""
+        """Continue the rank in any case."""
         if self.is_stopped:
             self.is_stopped = False
             self._rank.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What a rank prints, tailed from its files into ``log`` events: clean lines, bounded."""
+"""Turns what a rank prints to its log files into ``log`` events: clean lines of limited length."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from models.tables import now
 
 MAX_LINE_CHARACTERS = 4096
 MAX_STREAM_BYTES = 5 * 1024**2
-"""Per stream, so 10 MB per rank. The file itself is cut to this: a rank cannot fill the disk."""
+"""Per stream, so 10 MiB per rank. The file is cut to this, so a rank cannot fill the disk."""
 _READ_BYTES = 64 * 1024
 _TAIL_LINES = 50
 _TAIL_CHARACTERS = 8 * 1024
@@ -22,10 +22,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 
 class Log:
-    """The tail of one stream of one rank.
+    """Reads one stream of one rank.
 
-    The rank appends; past the limit its file is cut back to it at every look, so what is
-    printed after that is counted and not kept, and printing never blocks the rank.
+    The rank appends to the file. Each read cuts the file back to the limit: later output is
+    counted and not kept, and printing never blocks the rank.
     """
 
     def __init__(self, path: Path, stream: str, *, rank: int = 0) -> None:
@@ -40,7 +40,7 @@ class Log:
         self._last_lost: list[str] = []
 
     def read(self, *, final: bool = False) -> list[NewEvent]:
-        """New lines as events. ``final`` also gives a last line that has no end."""
+        """Return new lines as events; with ``final``, also an unfinished last line."""
         lines: list[str] = []
         while True:
             data = self._read_some()
@@ -56,7 +56,7 @@ class Log:
         return found + self._dropped(final)
 
     def tail(self) -> str | None:
-        """The last lines, for the error of a job that failed."""
+        """Return the last lines, for the error of a failed job."""
         lines = [*self._last, *self._last_lost][-_TAIL_LINES:]
         text = "\n".join(lines)[-_TAIL_CHARACTERS:]
         return text or None
@@ -73,12 +73,12 @@ class Log:
 
     def _split(self, data: bytes) -> list[str]:
         *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > 4 * MAX_LINE_CHARACTERS:  # of this line no more can be shown
+        if len(self._rest) > 4 * MAX_LINE_CHARACTERS:  # the rest of the line cannot be shown
             self._rest = self._rest[: 4 * MAX_LINE_CHARACTERS]
         return [clean(line) for line in whole]
 
     def cut(self) -> None:
-        """Cut the file back to what is kept of it. ``read`` does so too."""
+        """Cut the file back to the limit. ``read`` does so too."""
         try:
             size = self._path.stat().st_size
             if size <= MAX_STREAM_BYTES:
@@ -106,7 +106,7 @@ class Log:
 
 
 def clean(line: bytes) -> str:
-    """One printed line as text that cannot move a terminal's cursor or forge another line."""
+    """Return a printed line as text that cannot move a terminal's cursor or forge another line."""
     text = _ESCAPES.sub("", line.decode("utf-8", "replace"))
     text = text.rstrip("\r").rsplit("\r", 1)[-1]  # a progress bar rewrites its line
     text = _CONTROLS.sub("", text)

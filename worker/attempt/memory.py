@@ -1,4 +1,4 @@
-"""What is known when memory has run out, put beside what was planned; and what to change."""
+"""Completes an out-of-memory error: measured memory, the plan's estimates, and what to change."""
 
 import contextlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from worker.processes.rank import Exit
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
-"""The first version of control groups says a number like this where there is no limit."""
+"""cgroup version 1 reports a number above this if there is no limit."""
 _HEADS = {
     "activations_bytes": "activations, which grow with data.batch_size: lower it and raise "
     "accumulate, or have guards.memory.on_oom halve_batch do so",
@@ -23,9 +23,9 @@ _HEADS = {
 
 
 def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """How often the kernel has killed for memory in our control group; None: it does not say.
+    """Return how often the kernel's OOM killer has acted in our cgroup; None if not known.
 
-    Where there is no control group to ask, the whole machine's count.
+    Without a cgroup, return the count of the whole machine.
     """
     for group in own_groups(proc, cgroup):
         for name in ("memory.events", "memory.oom_control"):
@@ -35,7 +35,7 @@ def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 
 def limit_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """The memory that our control group may use; None: no limit."""
+    """Return the memory that our cgroup may use, bytes; None if there is no limit."""
     for group in own_groups(proc, cgroup):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
@@ -45,9 +45,9 @@ def limit_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 
 def own_groups(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Path]:
-    """Where the files of our control group may lie: of version 2, or of memory's in version 1.
+    """Return where the files of our cgroup may be: version 2, or version 1's memory controller.
 
-    A container may see its own group as the root, whatever its path outside.
+    A container may see its own cgroup as the root, whatever its path outside is.
     """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -63,7 +63,7 @@ def own_groups(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Path]:
 
 
 def killed_by_kernel(exit_: Exit) -> dict[str, Any]:
-    """The error of a rank that the kernel killed for memory."""
+    """Return the error of a rank that the OOM killer ended."""
     memory = {"where": "host", "peak_bytes": exit_.peak_bytes, "limit_bytes": limit_bytes()}
     return OutOfMemory(
         "The host's memory ran out: the kernel killed the process.",
@@ -73,7 +73,7 @@ def killed_by_kernel(exit_: Exit) -> dict[str, Any]:
 
 
 def beside_plan(error: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    """An error of memory with the plan's own figures, and a hint at the largest of them."""
+    """Return an out-of-memory error with the plan's estimates, and a hint about the largest."""
     planned: dict[str, int] = plan.get("memory") or {}
     if error.get("category") != "out_of_memory" or not planned:
         return error

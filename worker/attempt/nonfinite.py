@@ -1,4 +1,4 @@
-"""Where the numbers of a job first were not finite, as far as what it said tells. Pure."""
+"""Finds, from a job's records, where its first NaN or Inf was. Pure."""
 
 import math
 from typing import Any
@@ -11,22 +11,22 @@ _NAN, _INF = STATS_COLUMNS.index("nan"), STATS_COLUMNS.index("inf")
 _FORWARD = ("input", "output")
 _BY_NUMBERS = frozenset({"spec", "internal"})
 """Categories of failures that NaN or Inf may have caused. ``data`` is not among them: the same
-rows may have caused both the failure and the loss that was not finite before it."""
+rows may have caused both the failure and the NaN or Inf loss before it."""
 
 
 class Nonfinite:
-    """Listens to the metrics, the statistics and the findings of one attempt."""
+    """Follows the metrics, the statistics and the findings of one attempt."""
 
     def __init__(self) -> None:
         self._metric: tuple[int, str] | None = None
         self._tensor: dict[str, Any] | None = None
         self.is_bad_now = False
-        """Whether the newest loss is not finite."""
+        """Whether the newest loss is NaN or Inf."""
         self.advice: str | None = None
-        """The likeliest cause that a guard has found, and what to do about it."""
+        """The most likely cause that a guard has found, and what to do about it."""
 
     def hear_metric(self, step: int, name: str, value: float) -> None:
-        """Hear one value of one series."""
+        """Take one value of one metric."""
         is_bad = not math.isfinite(value)
         if name == "loss":
             self.is_bad_now = is_bad
@@ -34,7 +34,7 @@ class Nonfinite:
             self._metric = (step, name)
 
     def hear_stats(self, record: dict[str, Any]) -> None:
-        """Hear a record of statistics: a row for each watched tensor of one step."""
+        """Take a record of statistics: a row for each watched tensor of one step."""
         step = int(record["step"])
         if self._tensor is not None and self._tensor["step"] <= step:
             return
@@ -45,7 +45,7 @@ class Nonfinite:
             self._tensor = {"step": step, "layer": layer, "kind": kind, "phase": phase}
 
     def hear_finding(self, record: dict[str, Any]) -> None:
-        """Hear what a guard has found out about a step."""
+        """Take a guard's finding about a step."""
         step = int(record["step"])
         self.advice = self.advice or next(iter(record["causes"]), None)
         is_finite = not any(_is_bad(row) for row in record["tensors"]["rows"][-1:])
@@ -59,9 +59,9 @@ class Nonfinite:
         self._tensor = {"step": step, **where}
 
     def first(self) -> dict[str, Any]:
-        """The first that was not finite: step, and metric, or layer, kind and phase if watched.
+        """Return the first NaN or Inf: step and metric; layer, kind and phase if known.
 
-        A tensor is named where the statistics show one at or before the first bad metric.
+        A tensor is named if statistics show NaN or Inf in it at or before the first bad metric.
         """
         step, name = self._metric or (-1, "loss")
         if self._tensor is not None and self._tensor["step"] <= step:
@@ -69,7 +69,7 @@ class Nonfinite:
         return {"step": step, "layer": None, "kind": None, "phase": None, "metric": name}
 
     def told(self) -> str:
-        """The same as a sentence."""
+        """Return the same as a sentence."""
         first = self.first()
         if first["layer"] is None:
             return f"{first['metric']} was not finite from step {first['step']} on."
@@ -78,7 +78,7 @@ class Nonfinite:
         return f"The first numbers that were not finite: the {where} of step {first['step']}."
 
     def explain(self, error: dict[str, Any]) -> dict[str, Any]:
-        """The error of a job, with the first NaN or Inf where that may have caused the failure."""
+        """Return a job's error, with the first NaN or Inf if that may have caused the failure."""
         if not self.is_bad_now or error.get("category") not in _BY_NUMBERS:
             return error
         first = self.first()
@@ -92,12 +92,12 @@ class Nonfinite:
 
 
 def _is_bad(row: list[Any]) -> bool:
-    """Whether the statistics of a tensor count values that are not finite."""
+    """Return whether the statistics of a tensor count NaN or Inf."""
     return bool(jsonio.number(row[_NAN]) or jsonio.number(row[_INF]))
 
 
 def _first(bad: list[list[Any]]) -> tuple[str, str]:
-    """Of the bad tensors of a step the one that came first: of the forward pass, if any."""
+    """Return the first bad tensor of a step: one of the forward pass, if there is any."""
     for row in bad:
         if row[1] in _FORWARD:
             return row[0], row[1]

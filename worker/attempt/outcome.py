@@ -1,4 +1,4 @@
-"""What the end of a rank means for its job. Pure."""
+"""Decides what the end of a rank means for its job. Pure."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from worker.attempt import memory
 from worker.processes.rank import Exit
 
 LIFELINE_CUT = 75
-"""The status with which a rank ends when its supervisor is gone."""
+"""The exit status of a rank whose supervisor is gone."""
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _KINDS: dict[str, ExitKind] = {
     "spec": "user_error",
@@ -21,7 +21,7 @@ _KINDS: dict[str, ExitKind] = {
     "storage": "storage",
     "timeout": "timeout",
 }
-"""By the category of a failure; any other is ``internal``."""
+"""Exit kinds by the category of a failure; any other category is ``internal``."""
 
 PAUSED = "paused by its owner"
 INTERRUPTED = "its worker was stopped"
@@ -35,43 +35,43 @@ class JobEnded:
     exit_kind: ExitKind
     error: dict[str, Any] | None = None
     reason: str | None = None
-    """Why it ended before its time, where that was by its own spec."""
+    """Why it ended early, if its own spec said so."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """The attempt is over and its job is not: lost, interrupted, or paused."""
+    """The attempt has ended and its job has not: the attempt was lost, interrupted or paused."""
 
     exit_kind: ExitKind
     reason: str
     error: dict[str, Any] | None = None
-    """What the job fails with if it is not tried again."""
+    """The job's error if it is not retried."""
 
     @property
     def counted(self) -> bool:
-        """Whether this is a failure; a pause and a worker that ends in good order are none."""
+        """Whether this counts as a failure; a pause and a graceful shutdown do not."""
         return FATES[self.exit_kind] == "retries"
 
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """Why this worker pressed the rank to end, if it did."""
+    """Why this worker asked the rank to end, if it did."""
 
     cancelled: bool = False
-    """Its owner asked."""
+    """The owner cancelled the job."""
     stopping: bool = False
-    """This worker ends."""
+    """This worker is shutting down."""
     pausing: bool = False
-    """Its owner asked for a pause."""
+    """The owner paused the job."""
     timeout_s: float | None = None
-    """It took longer than this, which it may not."""
+    """The timeout that the job exceeded."""
     stalled_s: float | None = None
-    """It made no progress for this long, and its spec says what happens then."""
+    """For how long it made no progress, if its spec says to stop it for that."""
     on_stall: Literal["restart", "fail"] = "restart"
 
     @property
     def how(self) -> Literal["cancelled", "paused", "interrupted"] | None:
-        """How the rank is to end; None: it is not to. All but the first save a checkpoint."""
+        """How the rank must end; None: it continues. All but ``cancelled`` save a checkpoint."""
         if self.cancelled:
             return "cancelled"
         if self.pausing:
@@ -83,9 +83,9 @@ class StopReason:
 def judge(
     end: dict[str, Any] | None, exit_: Exit, pressed: StopReason, *, out_of_memory: bool
 ) -> JobEnded | AttemptEnded:
-    """Judge by the rank's own last word; without one, by how the process ended.
+    """Decide by the rank's ``end`` record; without one, by how the process ended.
 
-    ``out_of_memory``: the kernel has killed for memory while it ran.
+    ``out_of_memory``: the OOM killer acted while the rank was running.
     """
     if end is not None:
         return _by_its_word(end, pressed)
@@ -98,10 +98,11 @@ def judge(
 def halved(
     end: JobEnded | AttemptEnded, spec: dict[str, Any], parts: int, *, killed: bool
 ) -> JobEnded | AttemptEnded:
-    """The same end, or another try with batches in twice as many parts.
+    """Return the same end, or a retry with each batch in twice as many micro-batches.
 
-    That is where memory ran out in a step, the spec wants it, and a part has more than one row. A
-    rank that was killed cannot say whether it was in a step; one that can and was not, was loading.
+    It is a retry if memory ran out in a step, the spec asks for it, and a micro-batch has more
+    than one row. A rank that reported its failure without a step was loading. A killed rank reports
+    nothing and is retried.
     """
     if not isinstance(end, JobEnded) or end.exit_kind not in ("oom_device", "oom_host"):
         return end
@@ -118,7 +119,7 @@ def halved(
 
 
 def failed(error: dict[str, Any]) -> JobEnded | AttemptEnded:
-    """What a named failure means: the end, or another try."""
+    """Return what a named failure means: the end of the job, or a retry."""
     kind = kind_of(error)
     if FATES[kind] == "retries":
         return AttemptEnded(kind, str(error["message"]), error)
@@ -126,7 +127,7 @@ def failed(error: dict[str, Any]) -> JobEnded | AttemptEnded:
 
 
 def kind_of(error: dict[str, Any]) -> ExitKind:
-    """Which of the ends a named failure is."""
+    """Return the exit kind of a named failure."""
     if error["category"] == "out_of_memory":
         known: dict[str, Any] = error.get("memory") or {}
         return "oom_device" if known.get("where") == "device" else "oom_host"
@@ -136,7 +137,7 @@ def kind_of(error: dict[str, Any]) -> ExitKind:
 
 
 def unkillable(*, cancelled: bool) -> JobEnded:
-    """The end of a job whose process stays in the kernel for good."""
+    """Return the end of a job whose process hangs in a system call and cannot be killed."""
     error = Unkillable(rank=0)
     return JobEnded("cancelled" if cancelled else "failed", "unkillable", error.as_dict())
 
@@ -154,7 +155,7 @@ def _by_its_word(end: dict[str, Any], pressed: StopReason) -> JobEnded | Attempt
 def _by_pressure(
     pressed: StopReason, how: Literal["cancelled", "killed"]
 ) -> JobEnded | AttemptEnded:
-    """It ended because it was pressed to: by its own word, or killed."""
+    """Return the end of a rank that was asked to stop: it stopped itself, or was killed."""
     if pressed.cancelled:
         return JobEnded("cancelled", how)
     if pressed.pausing and how == "killed":
@@ -172,7 +173,7 @@ def _by_pressure(
 
 
 def _by_exit(exit_: Exit, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
-    """It ended by itself, and without a word."""
+    """Return the end of a rank that ended by itself and wrote no ``end`` record."""
     if exit_.lost:
         return AttemptEnded("fork_server_lost", "the process that starts ranks died")
     if exit_.code == LIFELINE_CUT:

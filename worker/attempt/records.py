@@ -1,7 +1,7 @@
-"""The records of a rank, sorted into what the database stores. No I/O except moves of files.
+"""Sorts the records of a rank into the rows that the database stores. No I/O except file moves.
 
 Files are moved into the artifacts before the transaction that names them, so a row never names a
-file that does not exist. A file that no row names is deleted with the job's other files.
+file that does not exist. `worker.cleanup.leftovers` deletes files that no row names.
 """
 
 import math
@@ -33,20 +33,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 @dataclass(slots=True)
 class Shipment:
-    """Records of one run of the spool, ready to be stored together."""
+    """Consecutive records of the spool, ready to be stored together."""
 
     batch: Batch = field(default_factory=Batch)
     moves: list[tuple[Path, str]] = field(default_factory=list[tuple[Path, str]])
-    """Files to bring into the artifacts first: from where, under which key."""
+    """Files to move into the artifacts first: source path and key."""
     tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """``captures`` records whose tensors are still in the ring."""
     lots: list[CapturedTensors] = field(default_factory=list[CapturedTensors])
-    """Tensors that have left the ring; their rows are at the head of the batch."""
+    """Tensors that have left the ring; their rows come first in the batch."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
 
     def move_files(self, artifacts: Artifacts) -> None:
-        """Bring the files in. Can be called again after an error."""
+        """Move the files into the artifacts. Can be called again after an error."""
         while self.moves:
             source, key = self.moves[0]
             failpoint("ship.move")
@@ -55,7 +55,7 @@ class Shipment:
             del self.moves[0]
 
     def take(self, lots: list[CapturedTensors]) -> None:
-        """Put the rows of tensors that have left the ring into the batch, before its records'."""
+        """Add the rows of tensors that have left the ring, before those of the batch's records."""
         rows = sum(len(lot.captures) for lot in self.lots)
         events = sum(len(lot.events) for lot in self.lots)
         self.batch.captures[rows:rows] = [row for lot in lots for row in lot.captures]
@@ -64,7 +64,7 @@ class Shipment:
 
 
 class Sorter:
-    """Sorts the records of one attempt; remembers the summary and the last step."""
+    """Sorts the records of one attempt; keeps the summary and the last step."""
 
     def __init__(
         self, claim: Claim, owner: str, job_dir: Path, summary: dict[str, Any] | None = None
@@ -74,13 +74,13 @@ class Sorter:
         self._job_dir = job_dir
         self._prefix = f"jobs/{claim.job}/{claim.attempt}"
         self.summary: dict[str, dict[str, Any]] = deepcopy(summary or {})
-        """Of all steps that stand: it goes on from what it was where the attempt starts."""
+        """Of all valid steps: it starts with the summary of the steps before this attempt."""
         self.nonfinite = Nonfinite()
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
         self._revision = 0
-        """Of the list of probes that the rank has in force."""
+        """The revision of the list of probes that the rank uses."""
         self._by_type = {
             "metrics": self._metrics,
             "progress": self._progress,
@@ -102,7 +102,7 @@ class Sorter:
         """Make a shipment of records.
 
         Raises:
-            BadRecord: one of them is none.
+            BadRecord: a record is invalid.
         """
         shipment = Shipment(offsets=offsets)
         for record in records:
@@ -114,7 +114,7 @@ class Sorter:
         return shipment
 
     def add_usage(self, values: dict[str, float], to: Shipment) -> None:
-        """Add what the job uses of its machine, as metrics of its newest step, if it has one."""
+        """Add what the job uses of its machine as metrics of its newest step, if there is one."""
         if values and self._newest is not None:
             step, epoch = self._newest
             self._metrics({"step": step, "epoch": epoch, "values": values}, now(), to)
@@ -167,7 +167,7 @@ class Sorter:
         to.batch.job["probe_overhead"] = {part: record[part] for part in parts}
         for probe, cost_s in record["probes"].items():
             self._note(to, probe, {"cost_s": float(cost_s)})
-        for probe, every in record.get("every", {}).items():  # also what an attempt before it found
+        for probe, every in record.get("every", {}).items():  # also of earlier attempts
             self._note(to, probe, {"every_now": int(every)})
 
     def _adjusted(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -221,7 +221,7 @@ class Sorter:
         to.batch.checkpoints.append(row | made)
         event = {name: row[name] for name in ("step", "epoch", "size_bytes", "final")}
         told = {"checkpoint": checkpoint, **event}
-        # made after the step before: whoever resumes from it leaves it standing
+        # belongs to the step before: an attempt that resumes from it must not hide the event
         to.batch.events.append(NewEvent("checkpoint", at, told, row["step"] - 1))
 
     def _artifact(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -241,7 +241,7 @@ class Sorter:
 
 
 def summarize(summary: dict[str, dict[str, Any]], name: str, value: float, step: int) -> None:
-    """Take one value into the job's summary: last, and the least and greatest finite ones."""
+    """Add one value to the job's summary: the last, and the min and max of the finite values."""
     entry = summary.setdefault(name, {})
     entry["last"] = value
     if not math.isfinite(value):

@@ -1,8 +1,8 @@
-"""Where an attempt starts from: the newest checkpoint of its job whose files are whole.
+"""Claims an attempt and finds where it starts: the newest checkpoint whose files are intact.
 
-Files are looked at before the claim, outside any transaction; the claim makes sure that the row is
-still there. A checkpoint that is no good is said to be so in the job's log, and the one before it
-is taken; without any the job begins anew.
+Files are checked before the claim, outside any transaction; the claim checks that the row still
+exists. A bad checkpoint is reported in the job's log, and the previous one is used. Without any,
+the job starts from scratch.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from worker.context import WorkerContext
 _log: Any = structlog.get_logger()
 
 DIGEST_BYTES = 1024**2
-"""Files up to this size are read and their digests compared; the engine, which reads the others
-anyway, compares theirs with the manifest, which is one of the small ones."""
+"""Files up to this size are read and their digests checked, the manifest among them. The engine
+reads the others anyway and checks their digests against the manifest."""
 _DAMAGED = "checkpoint_damaged"
 
 
 def claim(context: WorkerContext, job_id: str) -> tuple[Claim, Job] | None:
-    """Take the attempt that waits for this worker, and decide where it starts from.
+    """Claim the attempt assigned to this worker, and decide where it starts.
 
-    None: another bell was faster, or it is gone.
+    Return None if another wake-up was faster, or the attempt is gone.
     """
     while True:
         start = _choose(context, job_id)
@@ -77,13 +77,13 @@ def _start(
 
 
 def unreadable(end: dict[str, Any] | None) -> str | None:
-    """What a rank says is wrong with the checkpoint it was handed; None: nothing."""
+    """Return what the rank says is wrong with its checkpoint; None if nothing."""
     error: dict[str, Any] = (end or {}).get("error") or {}
     return str(error["message"]) if error.get("code") == _DAMAGED else None
 
 
 def defect(artifacts: Artifacts, row: Checkpoint) -> RefusedCheckpoint | None:
-    """What is wrong with the files of a checkpoint, as far as is seen without reading them all."""
+    """Return what is wrong with a checkpoint's files, without reading the large ones, or None."""
     try:
         directory = artifacts.local(row.key)
         for name, file in row.files.items():

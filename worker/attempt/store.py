@@ -1,6 +1,6 @@
 """Stores what a rank writes, and renews the lease of its attempt.
 
-Every write is fenced: those of an attempt that has lost its job match no row. While the database
+Every write is fenced: writes of an attempt that has lost its job match no row. While the database
 is unavailable, the spool keeps what the rank wrote.
 """
 
@@ -37,9 +37,9 @@ SHIP_EVERY_S = 0.05
 BEAT_EVERY_S = 1.0
 MAX_RECORDS = 1000
 TRIM_BYTES = 16 * 1024**2
-"""The disk space of records that are stored is freed in pieces of at least this size."""
+"""The disk space of stored records is freed in pieces of at least this size."""
 _MIN_RECORDS = 20
-_FRESH_S = 0.005  # the first step is what people wait for
+_FRESH_S = 0.005  # users wait for the first step
 _BUSY_S = 0.01
 _IDLE_S = 0.04
 _IDLE_AFTER_S = 2.0
@@ -52,18 +52,18 @@ class Fenced(Exception):
 
 
 class BatchSize:
-    """How many records are stored at once: fewer while that takes a good part of a lease."""
+    """How many records are stored at once: fewer while a transaction takes over 1/5 of a lease."""
 
     def __init__(self, lease_s: float) -> None:
         self._long_s = lease_s / 5
         self.most = MAX_RECORDS
 
     def is_long(self, took_s: float) -> bool:
-        """Whether a transaction has taken so long that it renews the lease once more at its end."""
+        """Return whether a transaction took so long that it must renew the lease at its end."""
         return took_s > self._long_s
 
     def took(self, took_s: float) -> None:
-        """Learn from a transaction that is over."""
+        """Adapt to the duration of a transaction that has ended."""
         if self.is_long(took_s):
             self.most = max(_MIN_RECORDS, self.most // 2)
         elif took_s < self._long_s / 4:
@@ -90,9 +90,9 @@ class AttemptStore:
         ring = open_ring(context.settings.capture_buffer_bytes)
         self.drain = Drain(claim, context.artifacts, ring, context.space)
         self.end: dict[str, Any] | None = None
-        """The rank's last word."""
+        """The rank's ``end`` record."""
         self.offset = 0
-        """Everything in the spool before this byte is stored."""
+        """The spool is stored up to this byte."""
         self._stop: RankStop | None = None
         self._usage: Usage | None = None
         self._began = False
@@ -107,7 +107,7 @@ class AttemptStore:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was read is stored."""
+        """Whether everything read is stored."""
         return self._pending is None and self.drain.idle
 
     @property
@@ -117,23 +117,23 @@ class AttemptStore:
 
     @property
     def nonfinite(self) -> Nonfinite:
-        """Where the numbers of the job first were not finite."""
+        """The first NaN or Inf of the job."""
         return self._sorter.nonfinite
 
     def attach(self, stop: RankStop, usage: Usage | None) -> None:
-        """Take what is known of the rank once it has been started."""
+        """Set what is known once the rank has been started."""
         self._stop, self._usage = stop, usage
 
     def note(self, event: NewEvent) -> None:
-        """Have an event of the worker's own stored with what the rank says next."""
+        """Store an event of the worker with the next records."""
         self._notes.append(event)
 
     def log_tail(self) -> str | None:
-        """The last lines of the rank's standard error."""
+        """Return the last lines of the rank's standard error."""
         return self._logs[1].tail()
 
     def pause_s(self) -> float:
-        """How long to leave the rank alone before the next look."""
+        """Return how long to wait before the next `look`, seconds."""
         if not self._began:
             return _FRESH_S
         if self._behind and self._pending is None:
@@ -142,10 +142,10 @@ class AttemptStore:
         return _IDLE_S if idle else _BUSY_S
 
     def look(self, *, final: bool) -> None:
-        """Read what is new and store it; with ``final``, all there is.
+        """Read new records and store them; with ``final``, all of them.
 
-        A rank that says more than the ledger takes does not keep this: it comes back after each
-        portion, so that what is asked of the job meanwhile reaches the rank.
+        Without ``final`` it returns after one batch, so that commands reach a rank that writes
+        faster than the database stores.
 
         Raises:
             Fenced: this attempt has lost its job.
@@ -153,7 +153,7 @@ class AttemptStore:
             StorageFailed: a file of the job cannot be stored.
         """
         if self._pending is not None:
-            for log in self._logs:  # the ledger is away; the rank may go on printing
+            for log in self._logs:  # the database is unavailable; the rank may still print
                 log.cut()
         while True:
             if self._pending is None and (final or self._ship_due):
@@ -165,7 +165,7 @@ class AttemptStore:
                 return
 
     def beat_if_due(self) -> None:
-        """Renew the lease every so often, and hear what was asked of the job.
+        """Renew the lease when it is due, and receive the users' commands.
 
         Raises:
             Fenced: this attempt has lost its job.
@@ -205,11 +205,11 @@ class AttemptStore:
         return shipment
 
     def _ship(self, shipment: Shipment) -> bool:
-        """Store a shipment. False: the ledger or the disk is away; it stays pending."""
+        """Store a shipment. Return False if it stays pending: it cannot be stored now."""
         if time.monotonic() < self._retry_at:
             return False
         if shipment.batch.checkpoints and not self._tried:
-            # who resumes from it does not come by these steps again: their tensors go first
+            # an attempt that resumes from it does not repeat these steps: store their tensors first
             shipment.take(self.drain.finished())
             if not self.drain.idle:
                 return False
@@ -247,7 +247,7 @@ class AttemptStore:
         self._retry_at = time.monotonic() + _RETRY_S
         is_signalled = self._stop is not None and self._stop.signalled
         if is_signalled and self._context.stopping.is_set():
-            raise Fenced  # no time left: the lease will run out
+            raise Fenced  # no time left: let the lease expire
 
     def _store(self, shipment: Shipment) -> None:
         claim, lease_ms = self._claim, self._context.lease_ms
@@ -259,7 +259,7 @@ class AttemptStore:
             if before != after and not self._began:
                 attempts.run(tx, claim, lease_ms=lease_ms)
             if self._tried and shipments.num_shipments(tx, claim) > self._num_shipped:
-                beat = leases.beat(tx, claim, lease_ms=lease_ms)  # only its answer was lost
+                beat = leases.beat(tx, claim, lease_ms=lease_ms)  # stored; the answer was lost
             else:
                 beat = shipments.ship(
                     tx, claim, shipment.batch, offsets=shipment.offsets, lease_ms=lease_ms
@@ -284,9 +284,9 @@ class AttemptStore:
 
 
 def punch_hole(path: Path, size: int) -> bool:
-    """Free the disk space of the first bytes of a file, which keeps its length and its offsets.
+    """Free the disk space of the first ``size`` bytes of a file without changing its length.
 
-    Returns whether the system can do that: Linux, on most file systems.
+    Return whether the system can do so: Linux can, on most file systems.
     """
     if sys.platform != "linux":
         return False

@@ -1,7 +1,7 @@
 """The supervisor: runs one attempt of one job, from its claim to its end.
 
-It claims the attempt, has a rank forked (`launch`), stores what the rank writes (`store`), delivers
-the users' commands (`control`), checks the rank's progress (`liveness`) and judges its end
+It claims the attempt, forks a rank (`launch`), stores what the rank writes (`store`), delivers the
+users' commands (`control`), checks the rank's progress (`liveness`) and decides what its end means
 (`outcome`). While the database is unavailable, it keeps watching the rank.
 """
 
@@ -36,7 +36,7 @@ _BUSY_S = 0.01
 
 
 def supervise(context: WorkerContext, job_id: str) -> None:
-    """Run the attempt that waits for this worker, if there is one; a doorbell's whole work."""
+    """Run the job's attempt that is assigned to this worker, if there is one."""
     claimed = resume.claim(context, job_id)
     if claimed is None:
         return
@@ -61,7 +61,7 @@ def supervise(context: WorkerContext, job_id: str) -> None:
             supervisor.run(span)
         context.notifier.job_changed(job_id)
         if supervisor.has_ended_job:
-            context.dispatch()  # its devices are free, and the rest can wait
+            context.dispatch()  # its devices are free; folding can wait
             supervisor.tidy()
 
 
@@ -77,7 +77,7 @@ class Supervisor:
         spent_s: float = 0.0,
         launch: type[Launch] = Launch,
     ) -> None:
-        """``spent_s``: what the earlier attempts of the job took. ``launch``: how ranks start."""
+        """``spent_s``: the time that earlier attempts took. ``launch``: how ranks are started."""
         self._context = context
         self._claim = claim
         self._job = job
@@ -91,10 +91,10 @@ class Supervisor:
         self._span = Span(None)
         self.has_ended_job = False
         self._unreadable: str | None = None
-        """What is wrong with the checkpoint that this attempt was to go on from."""
+        """What is wrong with the checkpoint that this attempt resumes from."""
 
     def run(self, span: Span | None = None) -> None:
-        """Run it to its end, whatever happens; ``span`` is told how it ended."""
+        """Run the attempt to its end, whatever happens, and record the end in ``span``."""
         self._span = span or self._span
         try:
             end = self._work()
@@ -105,9 +105,8 @@ class Supervisor:
             self._span.failed("fenced_out")
             self._launch.end(gently=True)
         except AWAY:
-            _log.exception(
-                "database_unavailable_at_the_end"
-            )  # the lease runs out, another worker takes it
+            # the lease expires, and another worker takes the job
+            _log.exception("database_unavailable_at_the_end")
         except Exception:
             _log.exception("supervisor_failed")
             self._launch.end()
@@ -119,7 +118,7 @@ class Supervisor:
             workplace.remove(self._dir)
 
     def tidy(self) -> None:
-        """Fold what is left of the statistics of a job that has ended."""
+        """Fold the remaining statistics of a job that has ended."""
         self._folding.finish()
 
     def _work(self) -> JobEnded | AttemptEnded:
@@ -151,7 +150,7 @@ class Supervisor:
         return outcome.halved(end, self._job.resolved, self._launch.parts, killed=killed)
 
     def _watch(self, rank: Rank, stop: RankStop) -> Exit | None:
-        """Watch the rank until it has ended and all that it said is stored."""
+        """Watch the rank until it ends and its records are stored; None: it cannot be killed."""
         store = self._store
         backpressure = Backpressure(rank, self._context.settings.max_backlog_bytes)
         self._watchdog.start()
@@ -170,12 +169,12 @@ class Supervisor:
                 return exit_
             if exit_ is not None:
                 self._hurry()
-                time.sleep(_BUSY_S)  # the ledger is away; the spool keeps what was said
+                time.sleep(_BUSY_S)  # not all is stored yet; the spool keeps the rest
             if stop.hopeless:
                 return None
 
     def _check(self, backpressure: Backpressure) -> None:
-        """Check whether the rank has stalled, takes too long, or writes more than is stored."""
+        """Check whether the rank has stalled, takes too long, or writes faster than is stored."""
         if backpressure.is_stopped:
             self._watchdog.reset()
         if (stalled := self._watchdog.check(self._store.step)) is not None:
@@ -184,7 +183,7 @@ class Supervisor:
             backpressure.check(self._watchdog.spool_bytes - self._store.offset)
 
     def _hurry(self) -> None:
-        """After the end of the rank, a disk that hangs may not keep the job for ever."""
+        """Drop the waiting tensors if the disk hangs for too long after the end of the rank."""
         settings, drain = self._context.settings, self._store.drain
         ends_now = self._pressed.how is not None
         if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
@@ -196,7 +195,7 @@ class Supervisor:
 
     @property
     def _pressed(self) -> StopReason:
-        """Why the rank is to end, if it is."""
+        """Why the rank must end, if it must."""
         return StopReason(
             cancelled=self._control.cancelled,
             stopping=self._stopping,
@@ -207,7 +206,7 @@ class Supervisor:
         )
 
     def _close(self, end: JobEnded | AttemptEnded) -> None:
-        """Write the end into the ledger."""
+        """Store the end in the database."""
         failpoint("end.begin")
         with self._context.tracing.span("store the end"):
             stored = self._context.insist(lambda: self._write_end(end))
@@ -247,6 +246,6 @@ class Supervisor:
             )
 
     def _explain(self, error: dict[str, Any]) -> dict[str, Any]:
-        """Add the plan where memory ran out, the first NaN or Inf, and the end of the log."""
+        """Add to an error the plan (if memory ran out), the first NaN or Inf, and the log's end."""
         told = self._store.nonfinite.explain(memory.beside_plan(error, self._job.plan))
         return {"log_tail": self._store.log_tail(), **told}

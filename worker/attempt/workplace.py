@@ -1,4 +1,4 @@
-"""The directory of one attempt: made before its rank, removed after it."""
+"""Creates the directory of an attempt before its rank starts, and removes it afterwards."""
 
 import contextlib
 import os
@@ -55,13 +55,13 @@ _TERA = {
     "Tesla V100-PCIE-16GB": 14.0,
     "Tesla V100-PCIE-32GB": 14.0,
 }
-"""Peak FLOP/s of CUDA devices by the manufacturer's data sheets, float32 without tensor cores."""
+"""Peak TFLOP/s of CUDA devices from the data sheets, float32 without tensor cores."""
 
 
 def describe(
     tx: Transaction, artifacts: Artifacts, claim: Claim, job: Job
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What ``job.json`` says, and what the rank's environment adds.
+    """Return the content of ``job.json``, and additions to the rank's environment.
 
     Raises:
         DataFailed: something that the job reads is gone.
@@ -98,10 +98,10 @@ def describe(
 
 
 def prepare(directory: Path, description: dict[str, Any]) -> None:
-    """Make an attempt's directory.
+    """Create an attempt's directory.
 
     Raises:
-        StorageFailed: it cannot be written; DiskFull: for want of room.
+        StorageFailed: it cannot be written; DiskFull if the disk is full.
     """
     try:
         shutil.rmtree(directory, ignore_errors=True)
@@ -115,14 +115,14 @@ def prepare(directory: Path, description: dict[str, Any]) -> None:
 
 
 def unwritable(error: OSError) -> StorageFailed:
-    """The failure of a job whose worker cannot write; a full disk is one that passes."""
+    """Return the failure of a job whose worker cannot write; a full disk has its own."""
     failure = DiskFull if error.errno in NO_SPACE else StorageFailed
     reason = os.strerror(error.errno or 0)
     return failure(f"The worker cannot write its work directory: {reason}.")
 
 
 def remove(directory: Path) -> None:
-    """Remove an attempt's directory, and the job's if it was its last."""
+    """Remove an attempt's directory, and the job's if it is empty then."""
     failpoint("workplace.remove")
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def _datasets(spec: dict[str, Any]) -> set[str]:
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    """What an inference runs, or a training begins with."""
+    """Return the checkpoint that inference runs or that training starts from, if any."""
     try:
         if spec["kind"] != "infer":
             begins = spec.get("init")
@@ -147,7 +147,7 @@ def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
 
 
 def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[str, Any] | None:
-    """What training begins with, as its spec says; None: what is drawn from the seed."""
+    """Return the spec's initial weights; None if they are drawn from the seed."""
     init: dict[str, Any] | None = spec.get("init")
     if init is None:
         return None
@@ -159,7 +159,7 @@ def _start(tx: Transaction, artifacts: Artifacts, spec: dict[str, Any]) -> dict[
 
 
 def _resume(tx: Transaction, artifacts: Artifacts, claim: Claim) -> dict[str, Any] | None:
-    """The checkpoint to go on from, as its step; None: from scratch."""
+    """Return the checkpoint to resume from and its step; None: from scratch."""
     start = attempts.start_of(tx, claim)
     if start is None:
         return None
@@ -177,7 +177,7 @@ def _visible(held: list[Device]) -> str:
 
 
 def peak_flops(held: Sequence[Device], info: dict[str, Any]) -> float | None:
-    """What a job's devices can do together; None where it is not known of one of them."""
+    """Return the peak FLOP/s of a job's devices together; None if one is not known."""
     each = [
         info.get("core_flops") if device.kind == "cpu" else _cuda(device.name) for device in held
     ]

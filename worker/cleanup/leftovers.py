@@ -1,7 +1,7 @@
-"""Files that no row names: what a crash left between a move into the artifacts and its commit.
+"""Deletes files that no row names, which a crash leaves between a move and its commit.
 
-Only names that the service makes are looked at, and only of attempts that write nothing any more.
-What this worker's last life left goes when it starts again; of the others, what is a day old.
+It checks only names that the service creates, and only attempts that no longer write. Files left
+by an earlier process of this worker are deleted when it starts; others once they are a day old.
 """
 
 import time
@@ -24,14 +24,14 @@ _FOLDERS = ("checkpoints", "captures", "artifacts")
 
 
 class Leftovers:
-    """Looks through the artifacts of jobs; an attempt found in order is not looked at again."""
+    """Checks the artifacts of jobs; an attempt without unnamed files is not checked again."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._in_order: set[str] = set()
 
     def __call__(self) -> None:
-        """Look through all jobs once."""
+        """Check all jobs once."""
         for job in self._context.artifacts.entries("jobs"):
             if is_id(job.name, "job"):
                 self._look_at_job(job)
@@ -40,7 +40,7 @@ class Leftovers:
         context = self._context
         with context.database.read() as tx:
             written_to = attempts.open_attempt(tx, job.name)
-        if written_to is None:  # deleted, and not its files
+        if written_to is None:  # the job was deleted, its files were not
             if _is_old(job):
                 _delete(context.artifacts, [job.key])
             return
@@ -53,7 +53,7 @@ class Leftovers:
 
 
 def remove_unnamed(context: WorkerContext, claim: Claim, min_age_s: float) -> int:
-    """Remove what no row names of an attempt that is over; how many such files are too young."""
+    """Remove unnamed files of an attempt that is over; return how many were too young to remove."""
     prefix = f"jobs/{claim.job}/{claim.attempt}"
     found = [
         entry
@@ -72,7 +72,7 @@ def remove_unnamed(context: WorkerContext, claim: Claim, min_age_s: float) -> in
 
 
 def _is_ours(folder: str, entry: Entry) -> bool:
-    """Whether the service made this name; artifacts have names of the engine's."""
+    """Return whether the service created this name. Artifacts have names given by the engine."""
     name = entry.name.removeprefix(".").removesuffix(".incoming")
     if folder == "checkpoints":
         return is_id(name, "ckpt")

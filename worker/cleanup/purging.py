@@ -1,4 +1,4 @@
-"""The purge and the daily look at SQLite's file, done by one worker at a time, off the sweep."""
+"""Runs the purge and the daily integrity check of SQLite's file, in one worker at a time."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from worker.context import WorkerContext
 
 _log: Any = structlog.get_logger()
 DELETED_EVERY_S = 5.0
-"""How often a worker looks for deleted jobs: one query of an index that is empty as a rule."""
+"""How often a worker checks for deleted jobs: one query of an index that is usually empty."""
 TURN_MS = 60_000
-"""A worker that has not deleted anything for so long has given its turn away."""
+"""After this time without a deletion another worker may take over."""
 
 
 class Purging:
-    """Called again and again: one pass, if no other worker is at it."""
+    """Runs one pass per call, unless another worker is purging."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
 
     def __call__(self) -> None:
-        """Delete what is kept no longer."""
+        """Delete what retention no longer keeps, after the integrity check if it is due."""
         context = self._context
         damage = integrity.check_if_due(context.database)
         if damage not in (None, integrity.WHOLE):
@@ -37,7 +37,7 @@ class Purging:
             _log.info("purged", **done)
 
     def deleted(self) -> None:
-        """Delete what deleted jobs have left: soon, for somebody may need the space."""
+        """Delete the rows and files of deleted jobs, soon, because the space may be needed."""
         context = self._context
         with context.database.read() as tx:
             if not retention.deleted_jobs(tx, limit=1):

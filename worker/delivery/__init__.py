@@ -1,1 +1,1 @@
-"""Webhooks, and the only module that connects to an address that a user has named."""
+"""Webhooks, and the only module that connects to addresses that users set."""

@@ -1,4 +1,4 @@
-"""Outbound HTTP to an address that a user has named. Nothing else in the service connects to one.
+"""Sends HTTP requests to URLs that users set. Nothing else in the service connects to them.
 
 ``send`` resolves the host once, checks all addresses (``models/access/addresses.py``), connects to
 a checked address, and never exceeds its limits of time and bytes. The certificate is checked
@@ -19,36 +19,36 @@ from models.access.addresses import AddressRefused, Allowed, Target, check, targ
 
 Resolve = Callable[[str, int], Sequence[str]]
 _REPEATED = frozenset({307, 308})
-"""Answers after which the same request goes elsewhere."""
+"""Redirects that repeat the request with the same method and body."""
 _SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class OutboundFailed(Exception):
-    """The other side did not answer, or not in time; the text says what happened."""
+    """The server did not answer, or not in time; the text says what happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may take, redirections included."""
+    """The limits of one request, including redirects."""
 
     total_s: float = 15.0
     max_bytes: int = 64 * 1024
-    """Of the answer's body; the rest is not read."""
+    """How much of the response body is read."""
     max_redirects: int = 0
-    """0: an answer that sends the request elsewhere is given as it is."""
+    """With 0, redirects are not followed: the response is returned as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the other side answered."""
+    """The response of the server."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers, with lower-case names."""
     body: bytes
-    """Its beginning, at most ``RequestLimits.max_bytes``."""
+    """The first ``RequestLimits.max_bytes`` of the body."""
     url: str
-    """Where it came from in the end."""
+    """The URL after redirects."""
 
 
 def send(  # noqa: PLR0913 (a request has these parts)
@@ -62,10 +62,10 @@ def send(  # noqa: PLR0913 (a request has these parts)
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Reply:
-    """Send one request to a URL that a user has given.
+    """Send one request to a URL that a user has set.
 
     Raises:
-        AddressRefused: the service does not connect there, or was sent on to such a place.
+        AddressRefused: the service does not connect to this address, or to that of a redirect.
         OutboundFailed: there is no connection, no answer, or none in time.
     """
     limits = limits or RequestLimits()
@@ -89,13 +89,13 @@ def send(  # noqa: PLR0913 (a request has these parts)
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """Every address of a host, as the system's resolver says."""
+    """Return all addresses of a host from the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class _Clock:
-    """The time that is left of a request."""
+    """The time that a request has left."""
 
     def __init__(self, total_s: float) -> None:
         self._total_s = total_s
@@ -109,7 +109,7 @@ class _Clock:
 
 
 def _resolved(target: Target, resolve: Resolve, clock: _Clock) -> list[str]:
-    """Ask once, in a thread of its own: the system's resolver knows no deadline."""
+    """Resolve once, in a thread of its own: the system's resolver has no timeout."""
     found: list[str] = []
     problems: list[OSError | UnicodeError] = []
 
@@ -129,7 +129,7 @@ def _resolved(target: Target, resolve: Resolve, clock: _Clock) -> list[str]:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to one of the addresses that were judged; asks no resolver and no proxy."""
+    """A connection to one of the checked addresses; it uses no resolver and no proxy."""
 
     def __init__(
         self, target: Target, addresses: Sequence[str], clock: _Clock, tls: ssl.SSLContext | None
@@ -161,7 +161,7 @@ class _Connection(http.client.HTTPConnection):
         raise OutboundFailed(f"{self._target.host!r} takes no connection: {problem}") from problem
 
     def cut(self) -> None:
-        """End whatever is being sent or read: a server that trickles never trips a timeout."""
+        """Abort the transfer: a server that sends slowly never triggers a socket timeout."""
         sock = self.sock
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -191,7 +191,7 @@ def _exchange(
         clock.left_s()
         return Reply(answer.status, given, found, url)
     except (OSError, http.client.HTTPException) as error:
-        clock.left_s()  # says so if this is why
+        clock.left_s()  # raises the timeout if that is the reason
         raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
     finally:
         guard.cancel()

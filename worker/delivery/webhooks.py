@@ -1,8 +1,8 @@
-"""Sends the messages of webhooks: signed, with retries, to public addresses only.
+"""Delivers webhooks: signed, with retries, to public or explicitly allowed addresses only.
 
-A message is taken right before it is sent, so a slow receiver gets it once. It may come twice,
-after a crash between its sending and its commit; its ``webhook-id`` is then the same. The order is
-not promised: each says when and as which event it happened.
+A message is claimed right before it is sent, so a slow receiver gets it once. It may be sent twice
+after a crash between sending and commit; its ``webhook-id`` is then the same. Order is not
+guaranteed: each message has the time and the number of its event.
 """
 
 import random
@@ -23,16 +23,16 @@ _log: Any = structlog.get_logger()
 
 LOOK_EVERY_S = 1.0
 MAX_TRIES = 15
-"""With pauses of up to six hours, the last is about two days after the first."""
+"""With pauses of up to six hours, the last try is about two days after the first."""
 _LONGEST_PAUSE_S = 6 * 3600.0
 _AT_ONCE = 8
 _STORING_S = 60.0
-"""A message is held for the time that a receiver has, and for this: the answer has to be stored,
-also where a connection to the database is waited for."""
+"""A claim lasts for the request's timeout plus this: storing the result may have to wait for a
+connection to the database."""
 
 
 class Delivering:
-    """Called again and again: sends what is due."""
+    """Sends what is due, once per call."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -48,7 +48,7 @@ class Delivering:
                 list(pool.map(self._send_in_turn, due))
 
     def _send_in_turn(self, webhook: str) -> None:
-        """Send some messages of one webhook, each taken right before: a turn may be long."""
+        """Send some messages of one webhook, each claimed right before: a turn may be long."""
         hold_ms = round(1000 * (self._limits.total_s + _STORING_S))
         for _ in range(webhooks.PER_TURN):
             if self._context.stopping.is_set():
@@ -60,7 +60,7 @@ class Delivering:
             try:
                 self._send(sending)
             except Exception:
-                _log.exception("delivery_failed", delivery=sending.id)  # it is tried again
+                _log.exception("delivery_failed", delivery=sending.id)  # it is retried
 
     def _send(self, sending: Sending) -> None:
         status: int | None = None

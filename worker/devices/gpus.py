@@ -1,7 +1,7 @@
-"""Usage of CUDA devices: ``python -m worker.devices.gpus UUID…`` prints a JSON line a second.
+"""Reads the usage of CUDA devices: ``python -m worker.devices.gpus UUID…`` prints JSON each second.
 
-A process of its own: NVML keeps state and can hang, so the worker asks it from outside and never
-loads it. One that hangs or ends gives no more figures, and nobody waits for it.
+NVML keeps state and can hang, so the worker never loads it and runs this process instead. If the
+process hangs or ends, there are no more values, and nothing waits for it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _STALE_S = 5.0
 
 
 class GpuUsageReader:
-    """The process as the supervisor holds it."""
+    """The supervisor's handle of the process."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self._newest: tuple[float, dict[str, float]] = (0.0, {})
@@ -33,7 +33,7 @@ class GpuUsageReader:
         threading.Thread(target=self._follow, name="gpus", daemon=True).start()
 
     def newest(self) -> dict[str, float]:
-        """The newest figures; empty where there are none of the last seconds."""
+        """Return the newest values; empty if they are older than 5 s."""
         at, figures = self._newest
         return dict(figures) if time.monotonic() - at < _STALE_S else {}
 
@@ -53,9 +53,9 @@ class GpuUsageReader:
 
 
 def read(nvml: Any, handles: Sequence[Any]) -> dict[str, float]:
-    """The figures of devices: sums of memory and power, the mean load, the highest temperature.
+    """Return sums of memory and power, the mean load, and the highest temperature of devices.
 
-    What a device does not tell (a MIG instance has no load of its own) is left out.
+    Values that a device does not report are missing: a MIG instance has no load of its own.
     """
     found: dict[str, list[float]] = {}
     for handle in handles:
@@ -83,7 +83,7 @@ _JOINED: dict[str, Any] = {"gpu_percent": _mean, "gpu_celsius": max}
 
 
 def main(uuids: Sequence[str]) -> int:
-    """Print figures until the reader is gone."""
+    """Print values until the reader is gone."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -98,7 +98,7 @@ def main(uuids: Sequence[str]) -> int:
 
 
 def _end_with_reader() -> None:
-    """The pipe from the reader ends with it, however that ends."""
+    """End when the pipe from the reader closes, however the reader ended."""
     sys.stdin.read()
     os._exit(0)
 

@@ -1,8 +1,8 @@
-"""What hardware a machine has: ``python -m worker.devices.hardware`` prints it as JSON and ends.
+"""Finds the hardware of a machine: ``python -m worker.devices.hardware`` prints it as JSON.
 
-A short-lived process: NVML keeps state and can hang, so the worker asks it from outside and never
-loads it. It runs every minute on every host, so it imports nothing of the service; torch's
-``version.py`` is read as text, and numpy is there only when a core is to be measured.
+NVML keeps state and can hang, so the worker never loads it and runs this short-lived process
+instead. It runs every minute on every host, so it imports nothing of the service, reads torch's
+``version.py`` as text, and imports numpy only to measure a core.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _WIDTH = 512
 
 
 def cuda_devices() -> list[dict[str, Any]]:
-    """CUDA devices through NVML, by UUID; a MIG instance is a device. No driver: none."""
+    """Return the CUDA devices that NVML lists; a MIG instance is a device. No driver: none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -40,7 +40,7 @@ def cuda_devices() -> list[dict[str, Any]]:
 
 
 def listed(nvml: Any) -> list[dict[str, Any]]:
-    """The devices that the driver's library lists; one that it cannot speak to is unhealthy."""
+    """Return the devices that NVML lists; one that it cannot query is unhealthy."""
     found: list[dict[str, Any]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -57,11 +57,11 @@ def listed(nvml: Any) -> list[dict[str, Any]]:
 
 
 def _parts(nvml: Any, handle: Any) -> list[Any]:
-    """The MIG instances of a device that is split, else the device itself."""
+    """Return the MIG instances of a device in MIG mode, else the device itself."""
     try:
         split = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
     except nvml.NVMLError:
-        return [handle]  # older devices cannot be split
+        return [handle]  # older devices have no MIG mode
     if not split:
         return [handle]
     parts: list[Any] = []
@@ -69,7 +69,7 @@ def _parts(nvml: Any, handle: Any) -> list[Any]:
         try:
             parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except nvml.NVMLError:
-            continue  # this place holds no instance
+            continue  # no instance has this index
     return parts
 
 
@@ -94,7 +94,7 @@ def _text(value: str | bytes) -> str:
 
 
 def torch_version() -> tuple[str | None, bool]:
-    """The installed torch and whether it is built for CUDA, without importing it."""
+    """Return the version of torch and whether it is built for CUDA, without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, False
@@ -107,7 +107,7 @@ def torch_version() -> tuple[str | None, bool]:
 
 
 def _version(package: str) -> str | None:
-    """The installed version of a package, without importing it."""
+    """Return the installed version of a package, without importing it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -115,8 +115,8 @@ def _version(package: str) -> str | None:
 
 
 def core_flops() -> float:
-    """Measure this core: the best of short matrix products, so that a busy moment is no matter."""
-    import numpy as np  # noqa: PLC0415 (only when it measures)
+    """Return the FLOP/s of this core: the best of short matrix products, despite other load."""
+    import numpy as np  # noqa: PLC0415 (only to measure)
 
     with_itself = np.ones((_WIDTH, _WIDTH), np.float32)
     product = np.empty_like(with_itself)
@@ -128,7 +128,7 @@ def core_flops() -> float:
 
 
 def main() -> int:
-    """Print what there is besides the cores; with ``--measure``, also what a core can do."""
+    """Print the hardware other than cores; with ``--measure``, also the FLOP/s of a core."""
     parser = argparse.ArgumentParser(prog="python -m worker.devices.hardware", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="see how fast a core is")
     measured = {"core_flops": core_flops()} if parser.parse_args().measure else {}

@@ -1,4 +1,4 @@
-"""The devices of this worker: its share of the CPU, and what `worker.devices.hardware` finds."""
+"""Lists the devices of this worker: its CPU cores, and what `worker.devices.hardware` finds."""
 
 import dataclasses
 import functools
@@ -20,18 +20,18 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPUINFO = Path("/proc/cpuinfo")
 _SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 _SINGLE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment of the process that measures: one core is measured, not all of them."""
+"""Environment of the measuring process: it must measure one core, not all."""
 
 
 def cpu_devices(cores: int) -> list[FoundDevice]:
-    """One device per core that jobs may use; a core is a share of the processor, not a place."""
+    """Return one device per core that jobs may use. A device is a share of the CPU, not pinned."""
     name = processor_name()
     return [FoundDevice(f"cpu:{number}", "cpu", number, name) for number in range(cores)]
 
 
 @functools.cache
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's model where the system tells it, else its architecture: ``x86_64``."""
+    """Return the processor's model if the system reports it, else its architecture: ``x86_64``."""
     told = _asked_name() if sys.platform == "darwin" else _read_name(cpuinfo)
     return told or platform.processor() or platform.machine()
 
@@ -56,7 +56,7 @@ def _asked_name() -> str:
 
 
 def num_cores(settings: Settings) -> int:
-    """Cores that jobs may use: as configured, else what this process may run on."""
+    """Return how many cores jobs may use: as configured, else those this process may run on."""
     if settings.cpu_cores is not None:
         return settings.cpu_cores
     may = getattr(os, "sched_getaffinity", None)
@@ -65,7 +65,7 @@ def num_cores(settings: Settings) -> int:
 
 
 def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice], dict[str, Any]]:
-    """Take the inventory; the devices through a process of its own.
+    """Return the devices and facts about the host; a process of its own finds the CUDA devices.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: it failed or hung.
@@ -84,7 +84,7 @@ def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice]
 
 
 def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
-    """What stays of an inventory when the next one fails: its CUDA devices are not healthy."""
+    """Return the last inventory after the next one failed: its CUDA devices are unhealthy."""
     return [
         dataclasses.replace(device, healthy=False, reason=f"the inventory failed: {reason}")
         if device.kind == "cuda"
@@ -94,7 +94,7 @@ def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
 
 
 def withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
-    """An inventory in which the devices that something still has are not healthy, with why."""
+    """Return an inventory in which the devices in ``held`` are unhealthy, with the reason."""
     return [
         dataclasses.replace(device, healthy=False, reason=held[device.id])
         if device.id in held

@@ -1,7 +1,7 @@
-"""What a job uses of its machine, looked at once a second from outside the job.
+"""Measures what a job uses of its machine, once a second, from outside the job.
 
-Of the processor, memory and disk: what the processes of its group use together. Of the network:
-the whole host, which is all that the system tells. Of its CUDA devices: see `worker.devices.gpus`.
+CPU, memory and disk: the sum over the processes of its group. Network: the whole host, which is
+all that the system reports. CUDA devices: see `worker.devices.gpus`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _DISK = ("disk_read_bytes", "disk_write_bytes")
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What one process has used since it began."""
+    """What one process has used since it started."""
 
     started: float
     cpu_s: float
@@ -30,7 +30,7 @@ class _Taken:
 
 
 class Usage:
-    """The series ``system/…`` of one attempt."""
+    """Measures the series ``system/…`` of one attempt."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Usage:
         self._sum(members(leader))
 
     def figures(self) -> dict[str, float]:
-        """The newest figures; empty before a second has passed, and when the job has ended."""
+        """Return the newest values; empty in the first second and after the job has ended."""
         now = self._clock()
         passed_s = now - self._looked_at
         if passed_s < EVERY_S:
@@ -69,12 +69,12 @@ class Usage:
         return {f"system/{name}": float(value) for name, value in figures.items()}
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         if self._gpus is not None:
             self._gpus.close()
 
     def _sum(self, processes: Sequence[psutil.Process]) -> dict[str, float]:
-        """What they use now, and what they have taken since this was last asked."""
+        """Return what processes use now, and what they have used since the previous call."""
         before, self._taken = self._taken, {}
         figures: dict[str, float] = {"cpu_s": 0.0, "memory_bytes": 0.0, "threads": 0.0}
         figures |= dict.fromkeys(_DISK, 0.0)
@@ -82,13 +82,13 @@ class Usage:
             with contextlib.suppress(psutil.Error), process.oneshot():
                 memory_bytes = process.memory_info().rss
                 if not memory_bytes:
-                    continue  # it has ended and waits to be reaped
+                    continue  # a zombie
                 now = _taken(process)
                 figures["memory_bytes"] += memory_bytes
                 figures["threads"] += process.num_threads()
                 then = before.get(process.pid)
                 if then is None or then.started != now.started:
-                    then = _Taken(now.started, 0.0, 0, 0)  # it began since
+                    then = _Taken(now.started, 0.0, 0, 0)  # started since the previous call
                 self._taken[process.pid] = now
                 figures["cpu_s"] += now.cpu_s - then.cpu_s
                 figures[_DISK[0]] += now.read_bytes - then.read_bytes
@@ -97,7 +97,7 @@ class Usage:
 
 
 def members(leader: int) -> list[psutil.Process]:
-    """The processes of the group that a process leads."""
+    """Return the processes of the group that ``leader`` leads."""
     found: list[psutil.Process] = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
@@ -116,7 +116,7 @@ def _taken(process: psutil.Process) -> _Taken:
 
 
 def _network() -> tuple[int, int]:
-    """Bytes sent and received by the host's interfaces, but for the one to itself."""
+    """Return the bytes sent and received by the host's interfaces, without loopback."""
     with contextlib.suppress(OSError):
         cards = psutil.net_io_counters(pernic=True)
         outer = [card for name, card in cards.items() if not name.startswith("lo")]

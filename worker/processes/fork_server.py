@@ -1,7 +1,7 @@
-"""The nursery, seen from the worker: a process that has torch in memory and forks ranks.
+"""The worker's side of the fork server: a process that has imported torch and forks ranks.
 
-It is started with a clean environment, restarted when it dies, and everything that it has
-forked is lost with it. This side never imports torch.
+It is started with a clean environment and restarted when it dies; all ranks that it has forked
+are lost with it. This side never imports torch.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ PASSED = (
     "LD_LIBRARY_PATH",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
-    *failpoints.VARIABLES,  # of tests
+    *failpoints.VARIABLES,  # for tests
 )
-"""All that a rank sees of the worker's environment. No address, no key."""
+"""The only environment variables that a rank gets from the worker. No addresses, no keys."""
 FIXED = {
-    # glibc keeps freed activations instead of giving them back: training 1.14 x faster
+    # glibc keeps freed activations instead of returning them: training is 1.14 x faster
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(64 << 20),
-    # a parent that has used a second OpenMP thread cannot fork a child that computes
+    # after a second OpenMP thread has run in a parent, its forked children cannot compute
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -66,11 +66,11 @@ _FORK_TIMEOUT_S = 20.0
 
 
 class ForkServerLost(Exception):
-    """The nursery died before it could do what it was asked."""
+    """The fork server died, or did not answer, before it had forked a rank."""
 
 
 class ForkServerClient:
-    """Starts the nursery process, forks ranks through it, and hears how they end."""
+    """Starts the fork server, forks ranks through it, and receives how they end."""
 
     def __init__(self, *, log_path: Path, command: Sequence[str] = COMMAND) -> None:
         self._command = command
@@ -88,7 +88,7 @@ class ForkServerClient:
         self._thread = threading.Thread(target=self._keep, name="fork-server", daemon=True)
 
     def start(self) -> None:
-        """Start the process and keep one running until ``close``."""
+        """Start the process, and restart it when it dies, until ``close``."""
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -99,7 +99,7 @@ class ForkServerClient:
         """Fork a rank for a job directory.
 
         Raises:
-            ForkServerLost: the fork server died meanwhile; whatever it forked dies with it.
+            ForkServerLost: the fork server died meanwhile; a rank that it forked dies with it.
         """
         read_end, write_end = os.pipe()
         try:
@@ -120,7 +120,7 @@ class ForkServerClient:
         return self._adopt(int(answer["pid"]), write_end)
 
     def close(self) -> None:
-        """End the nursery and everything that it forked."""
+        """End the fork server and all its ranks."""
         self._closing.set()
         with self._lock:
             if self._socket is not None:
@@ -133,7 +133,7 @@ class ForkServerClient:
         identity = processes.identify(pid) or Identity(pid, "")
         rank = Rank(identity, write_end)
         with self._lock:
-            if (ended := self._exits.pop(pid, None)) is not None:  # faster than its own birth note
+            if (ended := self._exits.pop(pid, None)) is not None:  # it ended before this
                 rank.ended(ended)
             elif not self._ready.is_set():
                 rank.ended(Exit(lost=True))
@@ -184,7 +184,7 @@ class ForkServerClient:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is the worker's to handle
+                start_new_session=True,  # the worker handles Ctrl-C
             )
         self.num_starts += 1
         with self._lock:
@@ -250,19 +250,19 @@ class ForkServerClient:
 
 
 def log_path(job_dir: Path, stream: str) -> Path:
-    """The file that a rank prints to."""
+    """Return the file to which a rank prints."""
     return job_dir / "logs" / f"rank-0.{stream}"
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """What the nursery, and so every rank, starts with."""
+    """Return the environment of the fork server, and so of every rank."""
     passed = {name: value for name, value in os.environ.items() if name in PASSED}
     root = str(Path(engine.__file__ or "").resolve().parents[1])
     return {**passed, **FIXED, "PYTHONPATH": root, **more}
 
 
 def wait_for(fork_server: ForkServerClient, timeout_s: float, given_up: threading.Event) -> bool:
-    """Wait for the first start; False: it dies again and again, takes too long, or is given up."""
+    """Wait for the first start; return False if it keeps dying, takes too long, or is given up."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and fork_server.num_starts <= 3 and not given_up.is_set():
         if fork_server.wait_ready(0.2):

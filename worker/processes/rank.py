@@ -1,4 +1,4 @@
-"""A rank as its supervisor sees it: its lifeline, its signals, how it is stopped and ended."""
+"""The supervisor's side of a rank: its lifeline, its signals, and how it is stopped."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from glasshouse.processes import Identity
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a rank ended. ``lost``: the nursery died with it, nobody saw how."""
+    """How a rank ended. ``lost``: the fork server died too, so how it ended is not known."""
 
     code: int | None = None
     signal: int | None = None
     lost: bool = False
     peak_bytes: int | None = None
-    """The most memory that the process ever had in use."""
+    """The peak memory of the process, bytes."""
 
     def __str__(self) -> str:
         if self.lost:
@@ -31,7 +31,7 @@ class Exit:
 
 
 class Rank:
-    """One training process and the pipe whose end tells it that its supervisor is gone."""
+    """One training process, and the pipe whose end means that its supervisor is gone."""
 
     def __init__(self, identity: Identity, lifeline: int) -> None:
         self.identity = identity
@@ -40,34 +40,34 @@ class Rank:
         self._exit: Exit | None = None
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """Wait for the end; None while it runs."""
+        """Wait for the end and return it; None while the rank is running."""
         self._over.wait(timeout_s)
         return self._exit
 
     def tell(self, command: dict[str, Any]) -> None:
-        """Send a command down the lifeline. A rank that has ended does not hear it."""
+        """Send a command through the lifeline. A rank that has ended does not receive it."""
         if self._lifeline is not None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._lifeline, jsonio.dumps(command).encode() + b"\n")
 
     def signal(self, number: signal.Signals) -> bool:
-        """Signal the rank's whole process group."""
+        """Send a signal to the rank's whole process group."""
         return processes.signal_group(self.identity, number)
 
     def ended(self, how: Exit) -> None:
-        """Note the end; the nursery's reader thread says it."""
+        """Store the end; called by the thread that reads from the fork server."""
         self._exit = how
         self._over.set()
 
     def close(self) -> None:
-        """Let the lifeline go; a rank that still runs then ends itself."""
+        """Close the lifeline; a rank that is still running then ends itself."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
 
 class RankStop:
-    """The escalation for one rank. Asking twice changes nothing, except that force hurries."""
+    """Stops one rank: asks, then sends SIGTERM, then SIGKILL. To ask again can only add force."""
 
     def __init__(
         self, rank: Rank, *, grace_s: float, kill_s: float, unkillable_s: float = 60.0
@@ -83,20 +83,20 @@ class RankStop:
 
     @property
     def signalled(self) -> bool:
-        """Whether we sent a signal, so that a death by one is our doing."""
+        """Whether this sent a signal, so that a death by signal is expected."""
         return self._termed_at is not None
 
     @property
     def hopeless(self) -> bool:
-        """Whether even SIGKILL does not end it: it waits in the kernel, and will not come back."""
+        """Whether even SIGKILL has not ended the rank: it hangs in a system call."""
         if self._killed_at is None:
             return False
         return time.monotonic() > self._killed_at + self._unkillable_s
 
     def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
-        """Ask the rank to stop at its next step boundary; with force, signal it at once.
+        """Ask the rank to stop at its next step boundary; with ``force``, send SIGTERM at once.
 
-        ``how`` it is to end: ``cancelled``, or with a checkpoint to resume from as ``paused`` or
+        ``how``: ``cancelled``, or with a checkpoint to resume from as ``paused`` or
         ``interrupted``. The first request starts the grace period.
         """
         if self._asked_at is None:
@@ -109,7 +109,7 @@ class RankStop:
             self._terminate()
 
     def press(self) -> None:
-        """Go one step further if the time for it has come. Called at every look at the rank."""
+        """Send the next signal if it is due. Called each time the supervisor checks the rank."""
         now = time.monotonic()
         if self._asked_at is not None and now >= self._asked_at + self._grace_s:
             self._terminate()
@@ -125,7 +125,7 @@ class RankStop:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV`` rather than 11."""
+    """Return the name of a signal: ``SIGSEGV`` for 11."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,6 @@
-"""Which ranks run here, on disk: the next life of this worker kills those that outlived it.
+"""Keeps the list of running ranks on disk, so that a restarted worker kills those left over.
 
-A rank that cannot be killed stays written down, and its devices are given to nobody until it is
-gone.
+A rank that cannot be killed stays in the list, and no job gets its devices until it is gone.
 """
 
 import json
@@ -20,7 +19,7 @@ _KILL_S = 10.0
 
 
 class RankRegistry:
-    """The list of one worker's ranks, a file for each."""
+    """The list of one worker's ranks, one file for each."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -28,22 +27,22 @@ class RankRegistry:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def note(self, process: Identity, devices: Iterable[str] = ()) -> None:
-        """Write a rank down, with the devices that it has."""
+        """Add a rank with its devices."""
         self._write(process, {"devices": list(devices), "stuck": False})
 
     def forget(self, process: Identity) -> None:
-        """Strike a rank that has ended."""
+        """Remove a rank that has ended."""
         self._path(process).unlink(missing_ok=True)
 
     def give_up(self, process: Identity) -> None:
-        """Note that a rank does not end even when it is killed."""
+        """Mark a rank that SIGKILL has not ended."""
         _log.error("rank_unkillable", pid=process.pid)
         for found, entry in self._entries():
             if found == process:
                 self._write(process, entry | {"stuck": True})
 
     def withheld(self) -> dict[str, str]:
-        """The devices that a rank which cannot be killed still has, each with the reason."""
+        """Return the devices of ranks that cannot be killed, each with the reason."""
         held: dict[str, str] = {}
         for process, entry in self._entries():
             if not entry.get("stuck"):
@@ -57,7 +56,7 @@ class RankRegistry:
         return held
 
     def clear(self) -> int:
-        """Kill what outlived an earlier life, remove its directories; how many were killed."""
+        """Kill ranks of earlier processes, remove job directories; return how many were killed."""
         killed = 0
         for process, _ in list(self._entries()):
             killed += processes.signal_group(process, processes.KILL)
@@ -71,7 +70,7 @@ class RankRegistry:
         return killed
 
     def _entries(self) -> Iterator[tuple[Identity, dict[str, Any]]]:
-        """Those of this boot; what else lies here names nothing that could run."""
+        """Yield the entries of this boot; delete all others, whose processes cannot be running."""
         for path in sorted(self._directory.iterdir()):
             try:
                 entry: dict[str, Any] = json.loads(path.read_text())

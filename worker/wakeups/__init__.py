@@ -1,1 +1,1 @@
-"""What makes a worker look for work: messages, the periodic sweep, and the canary."""
+"""What makes a worker check for work: wake-ups, the periodic sweep, and the canary."""

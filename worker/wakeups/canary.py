@@ -1,7 +1,7 @@
-"""A worker that is connected may still be deaf: so it rings its own bell, and notes hearing it.
+"""Checks that this worker receives wake-ups: it sends one to itself and stores when it arrives.
 
-The bell takes the way of every other one, through the broker and the worker's own queue. Others
-see in the ledger when it was last heard. A deaf worker still works, by its sweep, only later.
+The wake-up takes the usual way, through the broker and the worker's own queue. The database has
+the time of the last one. An unresponsive worker still works, by its sweep, only later.
 """
 
 import time
@@ -18,7 +18,7 @@ _log: Any = structlog.get_logger()
 
 
 class Canary:
-    """Called again and again: rings, and tells when nothing was heard for too long."""
+    """Sends a wake-up per call, and warns if none has arrived for too long."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -26,7 +26,7 @@ class Canary:
         self._told = False
 
     def __call__(self) -> None:
-        """Ring the bell."""
+        """Send a wake-up to this worker."""
         context = self._context
         if not context.notifier.is_full(worker_queue(context.name)):
             context.notifier.canary(context.name)
@@ -36,7 +36,7 @@ class Canary:
             _log.warning("worker_deaf", silent_s=round(silent_s))
 
     def heard(self) -> None:
-        """The bell was heard."""
+        """Store that the wake-up has arrived."""
         with self._context.database.write() as tx:
             heartbeats.heard(tx, self._context.name, instance=self._context.instance)
         self._heard_at = time.monotonic()

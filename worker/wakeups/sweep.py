@@ -1,7 +1,7 @@
-"""The second doorbell: finds what a lost message, a lost worker or a lost process left behind.
+"""The sweep: finds what a lost message, a lost worker or a lost process left behind.
 
-Needs no broker. Jobs that nobody was told of are served, attempts whose worker fell silent are
-ended, and attempts that wait for this worker are begun here if their bell does not come.
+It needs no broker. It dispatches queued jobs, ends attempts whose lease has expired, and starts
+attempts that are assigned to this worker and whose wake-up has not arrived.
 """
 
 import contextlib
@@ -27,36 +27,36 @@ from worker.wakeups import tasks
 _log: Any = structlog.get_logger()
 
 _SLOW_S = 1.0
-"""A write that takes longer had to wait for the ledger."""
+"""A write that takes longer had to wait for the database."""
 
 
 class ClockWatch:
-    """Sees whether the database's clock was set, as one that runs evenly sees it."""
+    """Detects, by the monotonic clock, that the database's clock was set."""
 
     def __init__(self, tolerance_s: float) -> None:
         self._tolerance_s = tolerance_s
         self._began_s: float | None = None
 
     def was_set(self, time_ms: int) -> bool:
-        """Whether it was, since it was trusted; ``time_ms`` is what it said just now."""
+        """Return whether it was set since `trust`; ``time_ms`` is its time now."""
         if self._began_s is None:
             return False
         return abs(_beginning_s(time_ms) - self._began_s) > self._tolerance_s
 
     def trust(self, time_ms: int) -> None:
-        """Go by what it said just now; clocks that only drift apart are followed."""
+        """Take its time now as the reference, so that clocks may drift apart slowly."""
         self._began_s = _beginning_s(time_ms)
 
 
 class Sweep:
-    """Looks around once per call. One part that fails does not keep the others from their work."""
+    """Sweeps once per call. If one part fails, the others still run."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._healthy_since: float | None = None
         self._looked_at = self._ended_at = 0.0
         self._long_s = 3 * context.settings.sweep_s + _SLOW_S
-        """A pause between two sweeps, or a sweep, that takes longer: this process stood still."""
+        """If a sweep or the pause between two takes longer, this process was suspended."""
         self._clock = ClockWatch(min(_SLOW_S, context.settings.lease_s / 2))
 
     def __call__(self) -> None:
@@ -73,10 +73,10 @@ class Sweep:
         self._ended_at = time.monotonic()
 
     def _note_health(self) -> None:
-        """Leases may run out only while this worker itself is awake and can write.
+        """Note since when this worker runs and can write; only then does it end expired attempts.
 
-        While nobody can, every supervisor's lease runs out; none of them is lost. Nor is one when
-        the database's clock is set forward: each has renewed its lease a moment later.
+        While no worker can write, all leases expire although no supervisor is lost. The same holds
+        when the database's clock is set forward: supervisors renew their leases a moment later.
         """
         began = self._looked_at = time.monotonic()
         try:
@@ -95,7 +95,7 @@ class Sweep:
             self._healthy_since = time.monotonic()
 
     def _serve_queue(self) -> None:
-        """Dispatch what waits, for all workers: one of them does it in each interval."""
+        """Dispatch queued jobs for all workers: one worker does so in each interval."""
         context = self._context
         with context.database.read() as tx:
             if not workers.any_waits(tx):
@@ -135,7 +135,7 @@ class Sweep:
             context.dispatch()
 
     def _end_one(self, claim: Claim) -> bool:
-        """End an attempt, unless somebody is writing to its rows; then the next sweep tries."""
+        """End an attempt, unless its rows are being written; then the next sweep tries again."""
         context, began, ended = self._context, time.monotonic(), False
         with contextlib.suppress(TransactionConflict), context.database.write() as tx:
             lock_at_most(tx, _SLOW_S / 2)
@@ -161,7 +161,7 @@ class Sweep:
 def return_attempts(
     context: WorkerContext, claims: list[Claim], *, exit_kind: ExitKind, reason: str
 ) -> None:
-    """Queue again what this worker will not run. A start or an end in order is no failure."""
+    """Queue jobs again that this worker will not run; `FATES` says whether that is a failure."""
     for claim in claims:
         with context.database.write() as tx:
             attempts.give_up(
@@ -178,12 +178,12 @@ def return_attempts(
 
 
 def _beginning_s(time_ms: int) -> float:
-    """What a clock would have said when the even one was at 0."""
+    """Return the time of a clock when the monotonic clock was at 0, seconds."""
     return time_ms / 1000 - time.monotonic()
 
 
 class Every:
-    """A thread that does something again and again; a failure is logged and forgotten."""
+    """A thread that repeats an action; a failure is logged, and the next turn tries again."""
 
     def __init__(
         self, period_s: float, act: Callable[[], None], name: str, *, at_once: bool = True
@@ -196,7 +196,7 @@ class Every:
         self._thread.start()
 
     def end(self, timeout_s: float = 5.0) -> None:
-        """End after the turn that is under way."""
+        """End after the turn that is running."""
         self._ended.set()
         self._thread.join(timeout_s)
 

@@ -1,4 +1,4 @@
-"""The doorbells. A message says only that there is something to look for in the ledger."""
+"""The Celery tasks: wake-ups. A message says only that there is work in the database."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _log: Any = structlog.get_logger()
 
 
 def hang(app: Any, context: WorkerContext, canary: Canary, readers: Readers) -> None:
-    """Hang the bells of a worker: register its tasks."""
+    """Register the tasks of a worker."""
 
     def ring_dispatch(*_: Any, **__: Any) -> None:
         heard("dispatch", context.dispatch)
@@ -34,7 +34,7 @@ def hang(app: Any, context: WorkerContext, canary: Canary, readers: Readers) -> 
 
 
 def heard(bell: str, act: Any) -> None:
-    """Answer a bell. What fails now, the sweep tries again."""
+    """Handle a wake-up. If it fails, the sweep tries again."""
     try:
         act()
     except AWAY as error:

@@ -8,7 +8,7 @@ from tests.conftest import empty_postgres
 
 @pytest.fixture
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    """A migrated, empty database of a PostgreSQL server: where rows are locked one by one."""
+    """A migrated, empty PostgreSQL database, which locks single rows."""
     return empty_postgres(request)
 
 

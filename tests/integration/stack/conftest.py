@@ -1,4 +1,4 @@
-"""A whole local service, started as a user starts it."""
+"""Starts a whole local service as a user does."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def up(home: Path) -> House:
 
 
 def end(house: House) -> None:
-    """Stop a service, whatever became of it."""
+    """Stop a service, whatever its state is."""
     if house.process.poll() is None:
         house.process.send_signal(signal.SIGTERM)
         try:
@@ -107,7 +107,7 @@ def home() -> Generator[Path]:
 
 @pytest.fixture(scope="module")
 def house(home: Path) -> Generator[House]:
-    """One service for the tests that leave it as it was."""
+    """One service for the tests that do not change it."""
     started = up(home)
     yield started
     end(started)

@@ -17,7 +17,7 @@ from tests.integration.window.scene import Api, Broker, Writer
 
 @pytest.fixture(scope="module")
 def home() -> Generator[Path]:
-    """A home directory with a short path: sockets have little room for theirs."""
+    """A home directory with a short path, because socket paths are limited."""
     directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
     yield directory
     leaks.check_home(directory)
@@ -42,7 +42,7 @@ def sqlite(home: Path) -> Generator[Database]:
 
 @pytest.fixture
 def serve(home: Path, broker: Broker) -> Generator[Callable[..., Api]]:
-    """Starts API processes, and ends them after the test."""
+    """Starts API processes and kills them after the test."""
     started: list[Api] = []
 
     def start(database: Database, **settings: str) -> Api:
@@ -63,7 +63,7 @@ def redis(broker: Broker) -> Generator[Redis]:
 
 @pytest.fixture
 def writer(sqlite: Database, redis: Redis) -> Writer:
-    """A running job on SQLite, and who writes its events."""
+    """A running job on SQLite, and the writer of its events."""
     return Writer(sqlite, redis).begin()
 
 

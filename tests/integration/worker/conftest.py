@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 class Broker:
-    """A real Valkey on a socket, which a test may kill and start again."""
+    """A real Valkey on a socket, which a test may kill and restart."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "v.sock"
@@ -69,10 +69,10 @@ def open_shop(broker: Broker, home: Path) -> Generator[Shop]:
 
 
 def staffed(home: Path, *, odd: bool) -> Generator[Shop]:
-    """A shop whose worker runs already."""
+    """Open a shop whose worker is already running."""
     with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
         more = {"OUTBOUND_ALLOW": "127.0.0.1/32", "WEBHOOK_RETRY_S": "0.2"}
-        shop.start_worker(odd=odd, INVENTORY_S="5", **more)  # a withheld device is soon back
+        shop.start_worker(odd=odd, INVENTORY_S="5", **more)  # a withheld device soon returns
         yield shop
 
 
@@ -88,10 +88,10 @@ def oddly_staffed_shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Sh
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
-    """A service without its API, on SQLite: ledger, artifacts, broker, workers.
+    """A service without its API, on SQLite: database, artifacts, broker, workers.
 
-    Marked ``staffed`` or ``staffed("odd")`` a test gets one whose worker ``w1`` runs since an
-    earlier test and is to run on. To start a worker costs seconds of a processor.
+    A test marked ``staffed`` or ``staffed("odd")`` gets one whose worker ``w1`` is shared with
+    other tests and must keep running. Starting a worker costs seconds of CPU time.
     """
     mark = request.node.get_closest_marker("staffed")
     if mark is None:
@@ -105,7 +105,7 @@ def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any]:
-    """Show beside a failure what became of the jobs, and what the workers logged."""
+    """Add the jobs and the workers' logs to the report of a failed test."""
     report: pytest.TestReport = (yield).get_result()
     for shop in (one for one in item.funcargs.values() if isinstance(one, Shop)):
         if report.failed:
@@ -114,7 +114,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any]:
 
 @pytest.fixture
 def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
-    """As ``shop``, on SQLite and on PostgreSQL."""
+    """Like ``shop``, on SQLite and on PostgreSQL."""
     opened = Shop(database_url, broker.url, tmp_path)
     yield opened
     opened.close()
@@ -122,7 +122,7 @@ def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Sho
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The story of a job that nothing happens to."""
+    """The story of a job that is not disturbed."""
     home = tmp_path_factory.mktemp("undisturbed")
     with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
         broker = Broker(Path(directory))
@@ -143,7 +143,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 @pytest.fixture
 def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Sets failpoints for the processes that start from now on; each is followed once."""
+    """Sets failpoints for processes that start from now on; each fires once."""
     once = tmp_path / "once"
     once.mkdir(exist_ok=True)
 

@@ -19,7 +19,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> Run:
-    """Run a command against these routes; gives exit code, stdout, stderr."""
+    """Runs a command against these routes; returns exit code, stdout, stderr."""
 
     def run(*arguments: str, routes: list[Route]) -> tuple[int, str, str]:
         monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "home"))

@@ -15,7 +15,7 @@ __all__ = ["serve", "server"]
 
 @pytest.fixture(params=["blocking", "awaited"])
 def make_client(request: pytest.FixtureRequest) -> Generator[Callable[..., gh.Client]]:
-    """Makes a client: once the one that blocks, once the one that is awaited."""
+    """Creates a client: once the blocking one, once the asynchronous one."""
     if request.param == "blocking":
         yield gh.Client
         return
@@ -28,7 +28,7 @@ def make_client(request: pytest.FixtureRequest) -> Generator[Callable[..., gh.Cl
 def connect(
     serve: Serve, make_client: Callable[..., gh.Client]
 ) -> Generator[Callable[..., gh.Client]]:
-    """A client of a server with these routes."""
+    """Creates a client of a server with these routes."""
     with ExitStack() as stack:
 
         def connect(*routes: Route, **options: Any) -> gh.Client:
@@ -41,7 +41,7 @@ def connect(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch):
-    """Reconnect without waiting."""
+    """Makes the client reconnect without waiting."""
 
     async def sleep(_: float) -> None:
         return

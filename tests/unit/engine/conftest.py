@@ -22,7 +22,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Generator[None]:
-    """One thread for torch, and no thread of ours after a test."""
+    """Limit torch to one thread, and check that no thread is left after a test."""
     torch.set_num_threads(1)
     before = set(threading.enumerate())
     yield

@@ -1,4 +1,4 @@
-"""What the ingest tests share: a way to read a small file, and a process that is measured."""
+"""Fixtures of the ingest tests: read a small file here, or in a measured process."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from engine.datasets.ingest import ingest
 from glasshouse.errors import InvalidDataset
 from models.storage.columns import DatasetColumns
 
-# A small process of its own starts and measures the ingest: on Linux a child's peak memory
-# begins with that of the process it came from.
+# A small process starts and measures the ingest: on Linux a child's peak memory starts at that of
+# its parent.
 MEASURE = """
 import json, os, subprocess, sys
 child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
@@ -46,7 +46,7 @@ class Ingesting:
         return columns
 
     def problem(self, name: str, content: bytes | Path, **limits: int) -> str:
-        """Read a file that must be refused; nothing may be left of it."""
+        """Read a file that must be refused and return the problem; nothing of it may be left."""
         before = {path for path in self.folder.iterdir() if path.is_dir()}
         with pytest.raises(InvalidDataset) as caught:
             self(name, content, **limits)
@@ -54,7 +54,7 @@ class Ingesting:
         return caught.value.detail
 
     def process(self, name: str, source: Path, *flags: str) -> dict[str, Any]:
-        """Run the command; its answer, status, and peak memory."""
+        """Run the command; return its answer, status and peak memory."""
         self._count += 1
         out = self.folder / f"dataset-{self._count}"
         command = [sys.executable, "-m", "engine.datasets.ingest", "--format", name]
