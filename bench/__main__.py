@@ -20,7 +20,7 @@ BENCHES = (
     "watching",
     "guarding",
     "hindered",
-    "nursery",
+    "fork_server",
     "submit_to_step",
     "submit",
     "stream",

@@ -36,7 +36,7 @@ from models.jobs import attempts
 from models.settings import Settings
 from models.storage.artifacts import open_artifacts
 from worker import process_logs
-from worker.app import NUM_BELL_SLOTS, make_app
+from worker.app import NUM_WAKEUP_THREADS, make_app
 from worker.cleanup import leftovers
 from worker.cleanup.leftovers import Leftovers
 from worker.cleanup.purging import DELETED_EVERY_S, Purging
@@ -221,7 +221,7 @@ class Worker:
         celery: Any = self._app.Worker(
             hostname=f"{self.context.name}@{platform.node()}",
             pool="threads",
-            concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_BELL_SLOTS,
+            concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_WAKEUP_THREADS,
             queues=[DISPATCH_QUEUE, worker_queue(self.context.name)],
             without_gossip=True,
             without_mingle=True,

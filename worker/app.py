@@ -12,7 +12,7 @@ from kombu.entity import Queue  # pyright: ignore[reportMissingTypeStubs]
 from models.fleet.notifier import DISPATCH_QUEUE, worker_queue
 from models.settings import Settings
 
-NUM_BELL_SLOTS = 2
+NUM_WAKEUP_THREADS = 2
 """Threads beyond one per device: supervisors never occupy all, so a wake-up always gets one."""
 
 

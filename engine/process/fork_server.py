@@ -1,4 +1,4 @@
-"""The nursery: a process that has imported everything and forks ranks in milliseconds.
+"""The fork server: a process that has imported everything and forks ranks in milliseconds.
 
 It never starts a thread and never touches CUDA: a fork copies only the thread that forks. Requests
 are JSON lines on a Unix socket; each fork request brings the read end of the rank's lifeline.
@@ -29,7 +29,7 @@ from engine.process import rank
 from engine.process.hardening import check_torch, limit_rank
 from glasshouse.unpickling import seal_pickle
 
-SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
+SOCKET_VARIABLE = "GLASSHOUSE_FORK_SERVER_FD"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -214,7 +214,7 @@ def main() -> None:
     seal_pickle()
     threads = num_threads()
     if threads != 1:
-        raise SystemExit(f"the nursery has {threads} threads; a fork of it could hang")
+        raise SystemExit(f"the fork server has {threads} threads; a fork of it could hang")
     gc.freeze()
     gc.enable()
     ForkServer(connection).serve()

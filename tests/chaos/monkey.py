@@ -11,13 +11,13 @@ import psutil
 
 from tests.acceptance.houses import Cluster
 
-TARGETS = ("api", "worker", "nursery", "rank", "broker")
+TARGETS = ("api", "worker", "fork_server", "rank", "broker")
 
 
 class Monkey:
     """A thread that kills; ``killed`` counts what it really hit.
 
-    Named APIs and workers are spared, the workers' nurseries with them; their ranks are not.
+    Named APIs and workers are spared, the fork servers with them; their ranks are not.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Monkey:
         self._cluster.broker.start()
         return True
 
-    def _kill_nursery(self) -> bool:
-        return self._kill_one(nurseries(self._cluster, self._workers))
+    def _kill_fork_server(self) -> bool:
+        return self._kill_one(fork_servers(self._cluster, self._workers))
 
     def _kill_rank(self) -> bool:
         return self._kill_one(ranks(self._cluster))
@@ -97,8 +97,8 @@ class Monkey:
         return False
 
 
-def nurseries(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
-    """The nursery of each of these workers that has one now."""
+def fork_servers(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
+    """The fork server of each of these workers that has one now."""
     found: list[psutil.Process] = []
     for name in workers:
         with contextlib.suppress(psutil.Error):
@@ -114,7 +114,7 @@ def nurseries(cluster: Cluster, workers: Iterable[str]) -> list[psutil.Process]:
 def ranks(cluster: Cluster) -> list[psutil.Process]:
     """The ranks that train now."""
     found: list[psutil.Process] = []
-    for fork_server in nurseries(cluster, list(cluster.workers)):
+    for fork_server in fork_servers(cluster, list(cluster.workers)):
         with contextlib.suppress(psutil.Error):
             found += fork_server.children()
     return found

@@ -24,7 +24,7 @@ from tests.soak.flat import Bound
 MIB = 2**20
 GROWN_UP_S = 15.0
 KINDS = {
-    "engine.process.fork_server": "nursery",
+    "engine.process.fork_server": "fork_server",
     "engine.process.planner": "planner",
     "api": "api",
     "worker": "worker",
@@ -46,8 +46,8 @@ BOUNDS = {
 
 Clients go from one API to the other whenever one dies, and their connections with them; what an API
 still holds when all have left is looked at apart. The memory of all processes together swings with
-how many nurseries live just then; each kind by itself has the narrow bound. An API has up to forty
-threads for requests and gives them back when they have nothing to do.
+how many fork servers run just then; each kind by itself has the narrow bound. An API has up to
+forty threads for requests and gives them back when they have nothing to do.
 """
 
 
@@ -112,8 +112,8 @@ class Samples:
 def judged(line: str, figure: str) -> bool:
     """Whether a figure says something of that line.
 
-    A nursery shares its pages with its ranks, so that its share of them says how many ranks there
-    are; and ranks of different jobs, what the jobs are. Of those the other figure is judged.
+    A fork server shares its pages with its ranks, so that its share of them says how many ranks
+    there are; and ranks of different jobs, what the jobs are. The other figure of those is judged.
     """
     if figure == "rss_mib":
         return "rank" not in line
@@ -142,7 +142,7 @@ def kind_of(process: psutil.Process, top: psutil.Process) -> str:
     words = process.cmdline()
     module = next((after for before, after in pairwise(words) if before == "-m"), "")
     kind = KINDS.get(module, "helper")
-    return "rank" if kind == "nursery" and process.ppid() != top.pid else kind
+    return "rank" if kind == "fork_server" and process.ppid() != top.pid else kind
 
 
 def figures_of(process: psutil.Process) -> dict[str, float]:

@@ -63,7 +63,9 @@ def test_the_slope_is_told_by_the_hour():
 
 def test_a_bound_may_be_a_share_of_what_it_was():
     assert not is_flat(sampled(lambda over: 1000 + 50 * over))
-    verdict = judge("nursery", "rss_mib", sampled(lambda over: 1000 + 50 * over), Bound(16, 0.08))
+    verdict = judge(
+        "fork_server", "rss_mib", sampled(lambda over: 1000 + 50 * over), Bound(16, 0.08)
+    )
     assert verdict is not None
     assert verdict.is_flat
 

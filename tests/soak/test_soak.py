@@ -29,7 +29,7 @@ def test_a_short_soak_hits_what_runs_and_finds_nothing_wrong(database_url: str):
     assert clients["most_open"] >= 35
     assert min(clients["events"], clients["ends"], clients["cut"], clients["lost"]) > 0
     lines = {(row["line"], row["figure"]) for row in report["figures"]}
-    for line in ("api one", "worker north", "nursery north"):
+    for line in ("api one", "worker north", "fork_server north"):
         assert {(line, figure) for figure in ("rss_mib", "descriptors", "threads")} <= lines
     assert ("store", "wal_mib") in lines
     assert len(told(report)) == 1 + len(report["figures"])

@@ -116,4 +116,4 @@ class Backpressure:
         if self.is_stopped:
             self.is_stopped = False
             self._rank.signal(signal.SIGCONT)
-            _log.info("rank_goes_on")
+            _log.info("rank_continues")

@@ -27,7 +27,7 @@ from worker.processes.rank import Exit, Rank
 _log: Any = structlog.get_logger()
 
 COMMAND = (sys.executable, "-P", "-m", "engine.process.fork_server")
-SOCKET_VARIABLE = "GLASSHOUSE_NURSERY_FD"
+SOCKET_VARIABLE = "GLASSHOUSE_FORK_SERVER_FD"
 PASSED = (
     "PATH",
     "HOME",
@@ -145,7 +145,7 @@ class ForkServerClient:
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._socket is None or not self._ready.is_set():
-                raise ForkServerLost("the nursery is not there")
+                raise ForkServerLost("the fork server is not running")
             self._next_id += 1
             self._asked[self._next_id] = future
             line = jsonio.dumps({"id": self._next_id, **request}).encode() + b"\n"
@@ -154,14 +154,14 @@ class ForkServerClient:
                 self._socket.sendall(line[sent:])
             except OSError as error:
                 del self._asked[self._next_id]
-                raise ForkServerLost(f"the nursery does not listen: {error}") from error
+                raise ForkServerLost(f"the fork server does not answer: {error}") from error
         try:
             answer = future.result(_FORK_TIMEOUT_S)
         except TimeoutError as error:
             self._kill()
-            raise ForkServerLost("the nursery did not answer") from error
+            raise ForkServerLost("the fork server did not answer") from error
         if "pid" not in answer:
-            raise ForkServerLost(f"the nursery could not fork: {answer.get('error', answer)}")
+            raise ForkServerLost(f"the fork server could not fork: {answer.get('error', answer)}")
         return answer
 
     def _keep(self) -> None:
@@ -231,7 +231,7 @@ class ForkServerClient:
         ours.close()
         self._reap()
         for future in asked:
-            future.set_exception(ForkServerLost("the nursery died"))
+            future.set_exception(ForkServerLost("the fork server died"))
         for rank in ranks:
             rank.ended(Exit(lost=True))
 

@@ -24,7 +24,7 @@ class Exit:
 
     def __str__(self) -> str:
         if self.lost:
-            return "it was lost with its nursery"
+            return "it was lost with its fork server"
         if self.signal:
             return f"it was killed by {signal_name(self.signal)}"
         return f"it ended with status {self.code}"

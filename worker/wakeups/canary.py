@@ -33,7 +33,7 @@ class Canary:
         silent_s = time.monotonic() - self._heard_at
         if silent_s > MISSED_RINGS * context.settings.canary_s and not self._told:
             self._told = True
-            _log.warning("worker_deaf", silent_s=round(silent_s))
+            _log.warning("worker_unresponsive", silent_s=round(silent_s))
 
     def heard(self) -> None:
         """Store that the wake-up has arrived."""
@@ -42,4 +42,4 @@ class Canary:
         self._heard_at = time.monotonic()
         if self._told:
             self._told = False
-            _log.info("worker_hears_again")
+            _log.info("worker_responsive")

@@ -1,4 +1,4 @@
-"""A nursery whose ranks misbehave as the labels of their jobs say; the rest of it is the real one.
+"""A fork server whose ranks misbehave as the labels of their jobs say; else it is the real one.
 
 Labels: ``misbehave`` names one of `WAYS`, ``at`` the step after which, or ``start``, ``evaluate``,
 ``save`` or a failpoint; ``attempts``: only the first so many attempts do. ``reached``: a file to

@@ -375,7 +375,7 @@ def test_a_job_stands_still_while_too_much_of_it_waits_for_the_ledger(shop: Shop
     finally:
         lock.execute("ROLLBACK")
         lock.close()
-    until(lambda: shop.logged("w1", "rank_goes_on"))
+    until(lambda: shop.logged("w1", "rank_continues"))
     shop.wait_step(job_id, len(shop.steps(job_id)) + 50)
     shop.cancel(job_id)
     assert shop.wait(job_id).state == "cancelled", shop.logs()

@@ -62,10 +62,10 @@ def test_a_worker_hears_its_bell_and_is_deaf_only_while_the_broker_is_away(
     broker.kill()
     until(lambda: sign(shop, "w1", 0.5).unresponsive)
     assert sign(shop, "w1", 0.5).state == "active"
-    until(lambda: shop.logged("w1", "worker_deaf"))
+    until(lambda: shop.logged("w1", "worker_unresponsive"))
     broker.start()
     until(lambda: not sign(shop, "w1", 2.0).unresponsive)
-    until(lambda: shop.logged("w1", "worker_hears_again"))
+    until(lambda: shop.logged("w1", "worker_responsive"))
 
 
 def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(

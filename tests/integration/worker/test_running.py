@@ -1,4 +1,4 @@
-"""Jobs through a real worker process: Celery, nursery, engine, Valkey, SQL."""
+"""Jobs through a real worker process: Celery, fork server, engine, Valkey, SQL."""
 
 import os
 import signal
@@ -366,7 +366,7 @@ def test_a_worker_is_small_and_many_short_jobs_leave_nothing_behind(count: int, 
     files, threads, memory = num_files(worker), worker.num_threads(), worker.memory_info().rss
     for job_id in [shop.submit(short) for _ in range(count)]:
         assert shop.wait(job_id, timeout_s=3000).state == "succeeded"
-    until(lambda: len(worker.children(recursive=True)) == 1)  # the nursery alone, no zombie
+    until(lambda: len(worker.children(recursive=True)) == 1)  # the fork server alone, no zombie
     until(lambda: num_files(worker) <= files + 4)
     until(lambda: worker.num_threads() <= threads + 8)
     assert worker.memory_info().rss < memory + 50 * 2**20

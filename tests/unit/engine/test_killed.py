@@ -21,7 +21,7 @@ from engine.checkpoint import checkpoint
 from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
 from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
-from tests.unit.engine.test_nurseries import Client
+from tests.unit.engine.test_fork_server import Client
 from tests.waiting import until
 
 KILLS = int(os.environ.get("GLASSHOUSE_KILLS", "12"))

@@ -28,7 +28,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "bench": "nursery",
+                "bench": "fork_server",
                 "fork_to_first_step_s": round(statistics.median(seconds), 4),
                 "min_s": round(min(seconds), 4),
                 "max_s": round(max(seconds), 4),
@@ -48,7 +48,7 @@ def measure(directory: Path, rounds: int) -> list[float]:
     ours, theirs = socket.socketpair()
     environment = {
         "PATH": os.environ["PATH"],
-        "GLASSHOUSE_NURSERY_FD": str(theirs.fileno()),
+        "GLASSHOUSE_FORK_SERVER_FD": str(theirs.fileno()),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

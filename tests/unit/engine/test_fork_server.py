@@ -18,7 +18,7 @@ FOR_EVER = {"stop": {"steps": 10**9}}
 
 
 class Client:
-    """The worker's side of the nursery's socket."""
+    """The worker's side of the socket of the fork server."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -26,7 +26,7 @@ class Client:
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.getcwd(),
-            "GLASSHOUSE_NURSERY_FD": str(theirs.fileno()),
+            "GLASSHOUSE_FORK_SERVER_FD": str(theirs.fileno()),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
