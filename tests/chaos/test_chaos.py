@@ -1,9 +1,9 @@
 """Everything dies at random, and every job ends as if nothing had happened.
 
 ``make chaos`` runs it at full length: ``CHAOS_KILLS`` SIGKILLs over API, workers, fork servers,
-ranks and broker while ``CHAOS_JOBS`` short jobs and a fifteenth as many longer ones run, and as many more
-short ones as it takes to have some in hand until the last kill, on SQLite and on PostgreSQL.
-``CHAOS_SEED`` repeats a choice of victims, as far as time lets it.
+ranks and broker while ``CHAOS_JOBS`` short jobs and a fifteenth as many longer ones run, and as
+many more short ones as it takes to have some in hand until the last kill, on SQLite and on
+PostgreSQL. ``CHAOS_SEED`` repeats a choice of victims, as far as time lets it.
 """
 
 import json
