@@ -2,11 +2,11 @@
 
 Workers and two APIs on a broker and a database of their own. Jobs are always in hand, clients
 stream their events, and every few seconds a process dies by SIGKILL: rank, fork server, worker,
-API, broker. One API and one worker are spared, so that something lives for the whole time. In
-the end every job must have ended as if nothing had happened, every client must have seen every event of
-its jobs once, memory, descriptors, threads, write-ahead log and folders must be flat (``flat.py``),
-and nothing may be left behind. Prints a table, keeps the figures as JSON, and fails if not all of
-it is so.
+API, broker. One API and one worker are spared, so that something lives for the whole time. In the
+end every job must have ended as if nothing had happened, every client must have seen every event
+of its jobs once, memory, descriptors, threads, write-ahead log and folders must be flat
+(``flat.py``), and nothing may be left behind. Prints a table, keeps the figures as JSON, and
+fails if not all of it is so.
 """
 
 import argparse
