@@ -67,7 +67,7 @@ class WatchedReLU:
     def summarize(
         self, name: str, tensor: Tensor, watches: ActiveProbes, source: Tensor | None
     ) -> Figures:
-        """Return an output's statistics; ``source`` is the input of the ReLU that made it, if any."""
+        """Return the statistics of an output; ``source`` is the input of its ReLU, if any."""
         last, self._last = self._last, None
         if last and source is not None and last.is_source(source):
             if last.out is tensor and last.figures is not None:

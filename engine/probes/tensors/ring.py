@@ -160,7 +160,7 @@ def default_num_bytes(most: int = NUM_BYTES) -> int:
 
 
 def _available_bytes() -> int | None:
-    """Return the size of a ring on this machine: at most an eighth of the available memory."""
+    """Return the memory that is free or can be reclaimed; None: the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024

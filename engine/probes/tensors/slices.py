@@ -106,7 +106,7 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
 
 
 def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[TensorPart, Tensor, bool]]:
-    """Return one index per axis. An index that a short batch does not have selects nothing."""
+    """Yield each part of a tensor that a probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
     wanted: dict[TensorPart, bool] = {}
     for probe in probes:

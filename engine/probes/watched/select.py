@@ -180,7 +180,7 @@ def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) 
 
 
 class GradientPoints:
-    """Return a kind's tensors that some globs name, whether they can be watched or not."""
+    """Checks that a parameter's gradient is taken at one point: it is stored under one name."""
 
     def __init__(self, spec: TrainJob) -> None:
         self._clips = spec.clips
