@@ -210,7 +210,7 @@ class Guard:
         self._kept.clear()
         self._kept.extend([jsonio.number(item) for item in row] for row in state["kept"])
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- checking ---------------------------------------------------------------------------
 
     def _watch_outputs(self, network: Network, skipped: Skipped) -> None:
         seen = {module: name for name, module in network.layers.items() if name not in skipped}
@@ -239,7 +239,7 @@ class Guard:
         if numbers:
             self._readback.put([*numbers.values()], lambda arrived: self._arrived(seen, arrived))
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- findings ---------------------------------------------------------------------------
 
     def _arrived(self, seen: CheckedStep, arrived: Sequence[float]) -> None:
         """Check a step's numbers after readback."""

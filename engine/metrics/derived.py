@@ -109,7 +109,7 @@ def _floating(item: Tensor) -> Tensor:
     return item if item.dtype in (torch.float32, torch.float64) else item.to(torch.float32)
 
 
-# --- when and where it is seen ---------------------------------------------------------------
+# --- hooks ----------------------------------------------------------------------------------
 
 
 class Derived:

@@ -301,7 +301,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 found.append((key, item, wanting(self._due, "optim_state", key)))
         return [seen for seen in found if seen[2]]
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------
 
     def _see_all(self, kinds: Mapping[str, Sequence[Seen]]) -> None:
         """Watch many tensors that still have their values, with one call for the statistics."""

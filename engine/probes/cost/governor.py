@@ -34,9 +34,9 @@ PATIENCE = 8
 """Due steps to measure before an interval narrows."""
 MAX_PATIENCE = 512
 WIDE_MARGIN = 0.8
-"""Fraction of its budget up to which a widened probe may use it."""
+"""Fraction of its budget that a probe may use after it widens."""
 NARROW_MARGIN = 0.5
-"""Fraction of its budget up to which a narrowed probe may use it."""
+"""Fraction of its budget that a probe may use after it narrows."""
 LEAST_SHARE = 0.1
 """Fraction of its budget that a probe may always use, even if probes with larger budgets use it
 up."""

@@ -134,7 +134,7 @@ def takes(x: Tensor) -> bool:
 
 
 def rectifies(x: Tensor) -> bool:
-    """Return whether ``Kernel.rectify`` takes a tensor; float64 may need a second pass."""
+    """Return whether ``Kernel.rectify`` takes a tensor: not float64, which may take two passes."""
     return x.dtype in _RECTIFIED and takes(x) and (x.is_contiguous() or is_dense(x))
 
 
