@@ -1,8 +1,8 @@
 """``python -m engine job.json``: train or infer in a terminal, with no service.
 
 The file is a plain job spec whose datasets are ``digits``, a dataset directory or a data file; or
-the ``job.json`` that a worker writes. Progress goes to standard error, final figures to standard
-output. ``--resume out/checkpoints/step-40`` goes on from a checkpoint, bit for bit.
+the ``job.json`` that a worker writes. Progress goes to standard error, final metrics to standard
+output. ``--resume out/checkpoints/step-40`` resumes from a checkpoint, bit for bit.
 """
 
 import argparse
@@ -59,11 +59,11 @@ _ONE_PROCESS = "halve_batch takes a new process, which the service starts; here 
 
 
 class SpecRefused(Exception):
-    """The job cannot be run; the message says why, a line per problem."""
+    """The job cannot be run; the message gives the reasons, one line per problem."""
 
 
 class Interrupt:
-    """Ctrl-C once asks training to stop at the next step, twice ends the process."""
+    """Stops training at the next step on the first Ctrl-C, ends the process on the second."""
 
     def __init__(self) -> None:
         self.cancel_requested = False
@@ -78,7 +78,7 @@ class Interrupt:
 
 
 class Console:
-    """Writes records to the spool and tells a person about some of them."""
+    """Writes records to the spool and prints some of them."""
 
     def __init__(self, spool: SpoolWriter, out_dir: Path, keeping: CheckpointRetention) -> None:
         self._spool = spool
@@ -89,7 +89,7 @@ class Console:
         self.checkpoint: str | None = None
 
     def emit(self, record: dict[str, Any]) -> None:
-        """Take one record."""
+        """Write one record."""
         self._spool.append(record)
         kind = record["type"]
         if kind == "metrics":
@@ -105,7 +105,7 @@ class Console:
             say(f"dropped {record['count']}: {record['what']}")
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        """Delete what the newest checkpoint supersedes, as the worker does in the service."""
+        """Delete the checkpoints that the newest one supersedes, as the worker does."""
         self.checkpoint = record["dir"]
         for name in self._keeping.superseded(record["dir"], record["metrics"]):
             shutil.rmtree(self._out_dir / name, ignore_errors=True)
@@ -122,13 +122,13 @@ class Console:
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal."""
+    """Print a line for the user."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def _ingest(dataset: str, out: Path) -> Path:
-    """The dataset directory of a name or path, read by the reader process where it is a file."""
+    """Return the dataset directory of a name or path; a file is read by the reader process."""
     path = Path(dataset)
     if (path / "meta.json").is_file():
         return path
@@ -162,10 +162,10 @@ def _datasets(spec: Mapping[str, Any], scratch: Path) -> dict[str, dict[str, str
 
 
 def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dict[str, Any]:
-    """Plan a plain spec and make of it what a worker would write as ``job.json``.
+    """Plan a plain spec and convert it to the ``job.json`` that a worker would write.
 
     Raises:
-        Refused: the spec or its data cannot be used.
+        SpecRefused: the spec or its data cannot be used.
     """
     begins = spec.get("init")
     if checkpoint is None and isinstance(begins, Mapping) and "checkpoint" in begins:
@@ -206,7 +206,7 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
 def _add_labels(
     spec: TrainJob, metas: dict[str, Any], datasets: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Put into the descriptions of datasets which texts the columns of labels have."""
+    """Add the texts of label columns to the descriptions of datasets."""
     for name, meta in metas.items():
         labels = text_labels(spec.data.fields, meta["columns"])
         if labels:
@@ -215,14 +215,14 @@ def _add_labels(
 
 
 def _device(wanted: Devices) -> dict[str, Any]:
-    """The device of this machine that the spec asks for, by the service's own rules.
+    """Return the device of this machine that the spec asks for, by the service's rules.
 
     Raises:
-        Refused: it names a worker, and there is none here.
+        SpecRefused: the spec names a worker, which does not exist here.
     """
     if wanted.worker is not None:
         raise SpecRefused("/devices/worker: there are no workers without the service; leave it out")
-    if wanted.ids is not None:  # read when CUDA starts, which it has not yet
+    if wanted.ids is not None:  # read when CUDA is initialized, which has not happened yet
         os.environ["CUDA_VISIBLE_DEVICES"] = str(wanted.ids[0])
     if wanted.type == "cuda" or (wanted.type == "auto" and torch.cuda.is_available()):
         return {"type": "cuda", "threads": None}
@@ -231,7 +231,7 @@ def _device(wanted: Devices) -> dict[str, Any]:
 
 
 def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None = None) -> int:
-    """Run a job file in this process; returns the exit code."""
+    """Run a job file in this process; return the exit code."""
     raw: dict[str, Any] = jsonio.loads(job.read_bytes())
     out_dir.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="engine-"))
@@ -248,7 +248,7 @@ def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None =
 
 
 def _position(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint to go on from, as ``job.json`` names it."""
+    """Return a checkpoint to resume from as ``job.json`` names it."""
     step = read_state(checkpoint)["step"]
     return {"dir": str(checkpoint.resolve()), "step": step}
 
@@ -272,13 +272,13 @@ def _run_assignment(out_dir: Path, job: Path) -> int:
 
 
 def _saving(job: Path) -> Checkpoint:
-    """What the spec says of checkpoints; for an inference it is an id."""
+    """Return the checkpoint settings of the spec; an inference has a checkpoint id there."""
     said = jsonio.loads(job.read_bytes())["spec"].get("checkpoint")
     return Checkpoint.model_validate(said) if isinstance(said, dict) else Checkpoint()
 
 
 def main() -> int:
-    """Read the command line and run."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
     parser.add_argument("job", type=Path, help="a job spec, or a worker's job.json")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go")

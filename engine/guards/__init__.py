@@ -1,1 +1,1 @@
-"""Guards over the numbers of training."""
+"""Guards that detect NaN or Inf in training."""

@@ -1,4 +1,4 @@
-"""The guards of a spec, checked before anything runs."""
+"""Check the guards of a spec before anything runs."""
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from glasshouse.spec import TrainJob
 
 
 def check_guards(spec: TrainJob, names: Collection[str], findings: Findings) -> None:
-    """Note what of the guards names nothing; ``names``: fields, layers and parameters."""
+    """Add findings for guards that name nothing; ``names``: fields, layers and parameters."""
     guard = spec.guards.nonfinite
     known = {*names, *map(root, names)}
     for number, glob in enumerate(guard.skip):
@@ -23,7 +23,7 @@ def check_guards(spec: TrainJob, names: Collection[str], findings: Findings) -> 
 
 
 def _check_waiting(spec: TrainJob, findings: Findings) -> None:
-    """On CUDA only a fused optimizer can be told by the device to do nothing."""
+    """Require a fused optimizer on CUDA: only that one can skip an update on the device."""
     made = optimizer_classes().get(spec.optimizer.type)
     is_fused = spec.optimizer.args.get("fused") is True and spec.optimizer.sparse is None
     if made is None:

@@ -1,9 +1,9 @@
-"""The guard over a training's numbers: what is looked at in each step, and what follows.
+"""Guard: checks the numbers of each training step and acts on NaN or Inf.
 
-A step's loss and the norm of its gradients come home as the loss does for the metrics: on the CPU
-at once, before the update; on CUDA some steps later, and nobody waits for them. There the update is
-withheld on the device itself, by the flag that torch's fused optimizers take (``found_inf``). Only
-a step that is bad is run once more, to find the layer (``replay.py``).
+A step's loss and gradient norm are read back like the loss of the metrics: at once on the CPU,
+before the update; some steps later on CUDA, where nothing waits for them. There the update is
+skipped on the device itself, by the flag that torch's fused optimizers take (``found_inf``). Only a
+bad step is run once more, to find the layer (``replay.py``).
 """
 
 import math
@@ -37,17 +37,17 @@ from glasshouse.spec import TrainJob
 from glasshouse.spec.guards import MAX_SKIPPED
 
 NUM_STEPS = 20
-"""Steps whose figures are kept and come with the first bad one."""
+"""Number of steps whose values are kept and reported with the first bad one."""
 MAX_FINDINGS = 20
-"""More than so many first bad steps of a job are only counted."""
+"""Number of findings that a job reports; later ones are only counted."""
 MAX_SAMPLES = 1000
-"""Numbers of rows that a finding lists."""
+"""Number of row numbers that a finding lists."""
 SHARE = 0.005
-"""Of step time that looking at gradients may take where it may be left out. Half of what is
-promised: the rest of the guard takes something too."""
+"""Fraction of step time for checking gradients where steps may be left out. Half of what is
+promised, because the rest of the guard takes time too."""
 _MAX_EVERY = 64
 SCALE = "loss_scale"
-"""A number beside those that are checked, where losses are scaled."""
+"""Reported with the checked numbers if losses are scaled."""
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
 
 Emit = Callable[[dict[str, Any]], None]
@@ -55,20 +55,20 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass
 class CheckedStep:
-    """A step that was looked at, until its numbers have come home."""
+    """A checked step whose numbers have not been read back yet."""
 
     step: int
     epoch: int
     lr: float
     names: list[str]
-    """Of the numbers: ``loss``, ``gradients``, ``outputs`` or ``parameters``."""
+    """What the numbers are: ``loss``, ``gradients``, ``outputs`` or ``parameters``."""
     passes: list[Pass]
     before: Sequence[Pass] = ()
-    """Of the step whose update made its parameters."""
+    """The passes of the step whose update produced its parameters."""
 
 
 class Guard:
-    """Watches one training; a part of its checkpoints."""
+    """Guards one training run; its state is part of checkpoints."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Guard:
             if parameter.requires_grad and name not in skipped
         ]
         self._norms: list[Tensor] = []
-        """Of the outputs of the pass that is under way."""
+        """The norms of the outputs of the current pass."""
         self._scaling = learner.scaling
         self._gate = UpdateGate(
             learner.network,
@@ -117,13 +117,13 @@ class Guard:
         self._pace = CheckInterval(leaves_out=self._action == "warn")
         self._passes: list[Pass] = []
         self._looked_at: list[Pass] = []
-        """The passes of the newest step that is complete."""
+        """The passes of the newest complete step."""
         self.advice: str | None = None
         """The first cause of the newest bad numbers, while they continue."""
         self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
         self._has_overflowed = False
-        """Whether a norm that overflowed was reported, and no step was good since then."""
+        """Whether an overflowed norm was reported and no step was good since then."""
         self._num_findings = self._in_a_row = self.num_skipped = 0
         self._newest = (0, 0, 0.0)
         if "outputs" in self._checks:
@@ -134,9 +134,9 @@ class Guard:
     # --- in the loop ------------------------------------------------------------------------
 
     def begin(self, part: StepPart | None = None) -> None:
-        """A forward pass begins, of the batch that the rows have made last.
+        """Start the forward pass of the newest batch.
 
-        ``part``: its place in its step, where several micro-batches make one.
+        ``part``: its place in the step, if several micro-batches make one step.
         """
         if self._checks:
             if not self._passes:
@@ -147,7 +147,7 @@ class Guard:
             self._passes.append(Pass(rows.taken, randomness, rows.trained_in, hidden_state, part))
 
     def rewind(self) -> None:
-        """Draw the random numbers of the pass under way once more, from where it carries on."""
+        """Restore the random state and the hidden state of the current pass, to run it again."""
         if not self._passes:
             return
         under_way = self._passes[-1]
@@ -156,11 +156,11 @@ class Guard:
             self._hidden_state.put(under_way.hidden_state)
 
     def look(self, step: int, epoch: int, loss: Tensor) -> None:
-        """Look at a step between its backward pass and clipping; it may lose its update.
+        """Check a step between its backward pass and clipping; its update may be skipped.
 
         Raises:
-            NonFinite: a number was not finite, in this step or in one before, and the job is to
-                fail by it; or too many steps in a row were skipped.
+            NonFinite: a number of this or an earlier step was NaN or Inf and the job is to fail, or
+                too many steps in a row were skipped.
         """
         if not self._checks:
             return
@@ -181,16 +181,16 @@ class Guard:
         self._put(CheckedStep(*self._newest, [*numbers], passes, before), numbers)
 
     def has_skipped(self) -> bool:
-        """Whether the newest step made no update; waits for the device where that decided."""
+        """Return whether the newest step made no update; waits for the device if that decided."""
         has_overflowed = self._scaling is not None and self._scaling.has_skipped
         return has_overflowed or self._gate.has_skipped
 
     def _decides(self, name: str) -> bool:
-        """Whether a step is withheld by a number: what overflows by its scale is anyway."""
+        """Return whether a number decides about the update; overflows are skipped anyway."""
         return self._scaling is None or name not in ("gradients", SCALE)
 
     def state(self) -> State:
-        """What it has counted, and what it keeps of the last steps."""
+        """Return the counts and the values of the last steps."""
         return {
             "skipped": self.num_skipped,
             "in_a_row": self._in_a_row,
@@ -201,7 +201,7 @@ class Guard:
         }
 
     def restore(self, state: State) -> None:
-        """Count on from there."""
+        """Restore the state."""
         self.num_skipped = int(state["skipped"])
         self._in_a_row = int(state["in_a_row"])
         self._num_findings = int(state["findings"])
@@ -210,11 +210,11 @@ class Guard:
         self._kept.clear()
         self._kept.extend([jsonio.number(item) for item in row] for row in state["kept"])
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- checking ---------------------------------------------------------------------------
 
     def _watch_outputs(self, network: Network, skipped: Skipped) -> None:
         seen = {module: name for name, module in network.layers.items() if name not in skipped}
-        for module, name in seen.items():  # one that layers share is hooked once
+        for module, name in seen.items():  # a module that layers share is hooked once
             module.register_forward_hook(self._on_output(name, skipped))
 
     def _on_output(self, name: str, skipped: Skipped) -> Callable[..., None]:
@@ -239,10 +239,10 @@ class Guard:
         if numbers:
             self._readback.put([*numbers.values()], lambda arrived: self._arrived(seen, arrived))
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- findings ---------------------------------------------------------------------------
 
     def _arrived(self, seen: CheckedStep, arrived: Sequence[float]) -> None:
-        """Judge a step by its numbers, which are there now."""
+        """Check a step's numbers after readback."""
         values = dict(zip(seen.names, arrived, strict=True))
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         has_ended = values.pop(SCALE, MIN_SCALE) < MIN_SCALE
@@ -274,14 +274,14 @@ class Guard:
     def _tell(
         self, seen: CheckedStep, bad: Sequence[str], values: Mapping[str, float], *, is_over: bool
     ) -> None:
-        """Find the layer, say so, and end the job if that is what is to happen.
+        """Find the layer, emit a finding, and fail the job if required.
 
         Raises:
-            NonFinite: the job is over.
+            NonFinite: the job fails.
         """
         with taken_out(self._clock, "probes"):
             found = self._found(seen)
-        # A norm that overflows may be the last sign before a first NaN, which is reported too.
+        # An overflowing norm may be the last warning before a first NaN, which is reported too.
         self._has_overflowed = found.norm is not None
         self._is_armed = self._has_overflowed
         is_of_before = found.phase == "update" and "parameters" not in bad
@@ -320,7 +320,7 @@ class Guard:
             return self._replay.in_parameters()
         try:
             return self._replay.find(seen.passes)
-        except Exception:  # it only adds to what is known
+        except Exception:  # the layer is only additional information
             return Found()
 
     def _described(self, seen: CheckedStep, found: Found, bad: Sequence[str]) -> str:
@@ -349,7 +349,7 @@ class Guard:
     def _finding(
         self, passes: Sequence[Pass], found: Found, bad: Sequence[str], text: str, *, is_over: bool
     ) -> dict[str, Any]:
-        """``passes``: of the step that it is about."""
+        """Return the finding's record; ``passes``: those of the bad step."""
         one = passes[found.num_pass] if passes else None
         numbers = None if one is None else self._rows.numbers(one.taken)
         samples: list[int] = [] if numbers is None else numbers[:MAX_SAMPLES].tolist()
@@ -380,7 +380,7 @@ class Guard:
 
 
 class CheckInterval:
-    """How often gradients are looked at, where that may be left out: so that it takes its share.
+    """Decides how often gradients are checked, to keep within the allowed fraction of step time.
 
     The times are those of the host.
     """
@@ -389,14 +389,14 @@ class CheckInterval:
         self._leaves_out = leaves_out
         self._clock = clock
         self.every = 1
-        """They are looked at in one of so many steps."""
+        """Gradients are checked in one of this many steps."""
         self._left = 0
         self._costs: deque[float] = deque(maxlen=4)
         self._steps: deque[float] = deque(maxlen=32)
         self._last = self._began = self._clock()
 
     def is_due(self) -> bool:
-        """Whether this step is looked at; called once a step."""
+        """Return whether this step is checked; call it once a step."""
         if not self._leaves_out:
             return True
         here = self._clock()
@@ -421,9 +421,9 @@ class CheckInterval:
 
 
 def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) -> Tensor:
-    """The norm of all values together: not finite where one of them is not. Waits for nothing.
+    """Return the norm of all values together: NaN or Inf if a value is. Waits for nothing.
 
-    Of order 2 it is not finite either where values are beyond 1e19: their squares are not.
+    With order 2 it is also Inf if values exceed 1e19, because their squares overflow.
     """
     there = [item.detach() for item in tensors if item is not None]
     dense = [item if item.layout is torch.strided else item._values() for item in there]  # pyright: ignore[reportPrivateUsage]
@@ -435,12 +435,12 @@ def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) ->
 
 
 def _may_overflow(bad: Sequence[str], values: Mapping[str, float]) -> bool:
-    """Whether the values of a step may be finite, and only the norm of its gradients is not."""
+    """Return whether a step's values may be finite and only its gradient norm overflows."""
     return [*bad] == ["gradients"] and math.isinf(values["gradients"])
 
 
 def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = False) -> list[str]:
-    """What may have led there and what to do, the likeliest first; at least one."""
+    """Return possible causes and what to do, the most likely first; at least one."""
     told: list[str] = [NonFinite.OF_SCALE] if of_scale else []
     if found.kind == "input":
         told.append(NonFinite.OF_DATA)

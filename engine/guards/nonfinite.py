@@ -1,4 +1,4 @@
-"""Which layer first put out numbers that are not finite: looked for once a step has failed."""
+"""Find the layer that first had a NaN or Inf in its output, after a step has failed."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,11 +18,11 @@ def blame(
     rewind: Callable[[], None],
     advice: str | None = None,
 ) -> Exception:
-    """The failure of the numbers, where a layer or the loss failed and numbers are not finite.
+    """Return a ``NonFinite`` failure if a layer or the loss failed on NaN or Inf.
 
-    The forward pass is run once more on the same batch. ``rewind`` has it draw the random numbers
-    of the step, where somebody has kept them: without a guard nobody has. ``advice``: what a guard
-    has found out before about these numbers. Anything else that failed is given back as it is.
+    The forward pass is run once more on the same batch. ``rewind`` restores the random state of the
+    step, which only a guard keeps. ``advice``: what a guard has already found out about these
+    numbers. Any other error is returned unchanged.
     """
     if batch is None or not isinstance(error, LayerFailed) or isinstance(error.cause, RunFailure):
         return error
@@ -41,7 +41,7 @@ def blame(
 
 
 def _too_large(batch: Mapping[str, Tensor]) -> str | None:
-    """The advice where a field of the data has large values; None: what is usual."""
+    """Return advice if a field of the data has large values; None: use the default."""
     for name, tensor in batch.items():
         absmax = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
         if absmax >= NonFinite.LARGE:
@@ -51,9 +51,9 @@ def _too_large(batch: Mapping[str, Tensor]) -> str | None:
 
 @torch.no_grad()
 def first_bad(network: Network, batch: Mapping[str, Tensor]) -> tuple[str, str, bool] | None:
-    """The first layer whose parameters or output are not finite, in words; None: there is none.
+    """Return the first layer with a NaN or Inf in its parameters or output, and a text; or None.
 
-    Last, whether it is a field of the data.
+    The third item is whether it is a field of the data.
     """
     for name, tensor in batch.items():
         if not _is_finite(tensor):

@@ -1,7 +1,7 @@
-"""One pass once more, to see where its numbers first are not finite; training is not touched by it.
+"""Repeat a pass to find where its first NaN or Inf is, without affecting training.
 
 The batch, the random numbers and the parameters are those of the pass. Gradients, buffers and
-generators are put back after it, bit for bit.
+random generators are restored after it, bit for bit.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from engine.probes.watched.gradients import watch_gradient
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20
-"""Tensors whose figures are kept before the first bad one, that one included."""
+"""Number of tensors whose statistics are kept, up to and including the first bad one."""
 _NAN, _INF, _L2 = (STATS_COLUMNS.index(name) - 2 for name in ("nan", "inf", "l2"))
 
 LARGEST_NORM = torch.finfo(torch.float32).max ** 0.5
@@ -39,56 +39,56 @@ Row = list[Any]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward and backward pass was made of, beside the parameters."""
+    """The inputs of a forward and backward pass, besides the parameters."""
 
     taken: Taken
     randomness: Randomness
     trained_in: int | None = None
-    """The epoch for which its rows were changed."""
+    """The epoch for which its rows were augmented."""
     hidden_state: States | None = None
-    """Where its stateful layers began, where there are some."""
+    """The initial hidden state of its stateful layers, if there are any."""
     part: StepPart | None = None
-    """Its place in its step, where several micro-batches make one."""
+    """Its place in the step, if several micro-batches make one step."""
 
 
 @dataclass
 class Found:
-    """Where the numbers of a step first were not finite."""
+    """Where a step first had a NaN or Inf."""
 
     layer: str | None = None
-    """The layer, or the data field, or ``loss``; None: nothing was found."""
+    """The layer, data field, or ``loss``; None: nothing was found."""
     tensor: str | None = None
-    """The leaf or the parameter, as a probe would call it."""
+    """The leaf or the parameter, by its name for probes."""
     kind: str | None = None
     phase: str | None = None
-    """``forward``, ``backward``, or ``update`` where the parameters were bad before the step."""
+    """``forward``, ``backward``, or ``update`` if the parameters were bad before the step."""
     num_pass: int = 0
-    """In which of the step's passes."""
+    """The index of the pass in the step."""
     bad_rows: Tensor | None = None
-    """Which rows of its batch; None: the tensor has none."""
+    """Which rows of the batch are bad; None: the tensor has no rows."""
     counts: tuple[int, int, int] = (0, 0, 0)
-    """NaN, infinities, values in all."""
+    """The number of NaN, Inf and all values."""
     rows: list[Row] = field(default_factory=list[Row])
-    """The figures of the tensors up to it, in the order in which they were made."""
+    """The statistics of the tensors up to it, in order of computation."""
     fields: list[Row] = field(default_factory=list[Row])
-    """The figures of the data fields of its batch, however many tensors ago that was."""
+    """The statistics of the batch's data fields, always kept."""
     norm: float | None = None
-    """Of a tensor whose values are finite, but whose norm is too large: its l2 norm."""
+    """The l2 norm of a tensor with finite values whose norm is too large."""
 
     @property
     def overflows(self) -> bool:
-        """Whether the values are finite and the norm, by itself, is not a float32."""
+        """Return whether the values are finite and the tensor's own norm overflows float32."""
         return self.norm is not None and self.norm > LARGEST_NORM
 
 
 class Skipped:
-    """The layers and parameters that nobody wants to be looked at."""
+    """The layers and parameters that are excluded from the checks."""
 
     def __init__(self, globs: Sequence[str]) -> None:
         self._globs = globs
 
     def __contains__(self, name: str) -> bool:
-        """Whether a layer, a leaf or a parameter is one of them; what is of a layer goes by it."""
+        """Return whether a layer, leaf or parameter is excluded, by itself or by its layer."""
         return any(
             fnmatchcase(one, glob)
             for glob in self._globs
@@ -97,7 +97,7 @@ class Skipped:
 
 
 class Replay:
-    """Looks for the first bad tensor of passes that were made."""
+    """Finds the first bad tensor of recorded passes."""
 
     def __init__(
         self,
@@ -117,10 +117,10 @@ class Replay:
         self._skipped = skipped
 
     def find(self, passes: Sequence[Pass]) -> Found:
-        """Look in the parameters, then in each pass: data, forward, loss, backward.
+        """Check the parameters, then each pass: data, forward, loss, backward.
 
-        Where every value is finite, and so a norm of them is not: the first gradient whose own norm
-        overflows, or the parameter's gradient with the largest norm.
+        If every value is finite and only the norm overflows: return the first gradient whose own
+        norm overflows, else the parameter's gradient with the largest norm.
         """
         found = self.in_parameters()
         if found.layer is not None:
@@ -142,7 +142,7 @@ class Replay:
 
     @torch.no_grad()
     def in_parameters(self) -> Found:
-        """The first parameter that is not finite."""
+        """Return the first parameter with a NaN or Inf."""
         for name, parameter in self._network.named_parameters():
             if name not in self._skipped and not is_finite(parameter):
                 search = _Search(self._skipped)
@@ -156,7 +156,7 @@ class Replay:
             search.see(name, name, "input", "forward", tensor)
         handles = self._hook(search)
         try:
-            # A step that fails in a layer is looked at as far as it comes.
+            # If a layer fails, check what was computed before it.
             with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
                 loss = loss_of(self._loss_fn, self._network(batch), part).total
                 search.see("loss", "loss", "output", "forward", loss)
@@ -182,7 +182,7 @@ class Replay:
 
 
 class _Search:
-    """Sees tensors in the order in which a pass makes them, up to the first bad one."""
+    """Checks tensors in the order of computation, up to the first bad one."""
 
     def __init__(self, skipped: Skipped) -> None:
         self._skipped = skipped
@@ -194,7 +194,7 @@ class _Search:
         """The gradient that makes a norm overflow while all values are finite."""
 
     def see(self, layer: str, name: str, kind: str, phase: str, tensor: Tensor) -> None:
-        """Look at a tensor that is still what it was."""
+        """Check a tensor that still has its value."""
         if self.found.layer is not None or not tensor.is_floating_point():
             return
         figures = summarize(tensor.detach())
@@ -218,7 +218,7 @@ class _Search:
                 self.largest = found
 
     def _rows_where(self, test: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor | None:
-        """The rows of the batch that pass a test; None: the tensor has none."""
+        """Return the rows of the batch that match a test; None: the tensor has no rows."""
         if tensor.layout is not torch.strided or not tensor.dim():
             return None
         if tensor.shape[0] != self.num_rows or not tensor.numel():
@@ -227,16 +227,16 @@ class _Search:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """Which rows overflow by themselves; none does: the one with the largest norm."""
+    """Return the rows whose own norm overflows; if none does, the one with the largest norm."""
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     return norms >= min(LARGEST_NORM, float(norms.max()))
 
 
 def larger(first: Found, second: Found) -> Found:
-    """Of two gradients that are finite the one to blame for a norm that is not.
+    """Return which of two finite gradients to blame for an overflowing norm.
 
-    The first that overflows by itself; none does: of the parameters' gradients, whose norm it is,
-    the largest.
+    The first one that overflows by itself; if none does, the largest gradient of a parameter,
+    because the norm is that of the parameters' gradients.
     """
     if first.overflows or second.norm is None:
         return first
@@ -272,12 +272,12 @@ def _on_grad(search: _Search, name: str) -> Callable[[Tensor], None]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; waits for the device."""
+    """Return whether all values are finite; waits for the device."""
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach()).all())
 
 
 def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
-    """Where it was, in words; ``readers``: the layers that read a layer."""
+    """Return a description of the place; ``readers``: the layers that read a layer."""
     if found.tensor is None or found.norm is not None:
         return _of_norm(found)
     nan, infinities, count = found.counts
@@ -300,7 +300,7 @@ def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
 
 
 def _of_norm(found: Found) -> str:
-    """Where a norm overflowed, in words."""
+    """Return a description of where a norm overflowed."""
     if found.norm is None:
         return "Run again, the step's tensors all are finite: a norm or a sum of them is not."
     by = "the output" if found.kind == "output_grad" else "the parameter"

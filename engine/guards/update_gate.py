@@ -1,4 +1,4 @@
-"""Withholding an update: by the host where it knows in time, else by the device itself."""
+"""Skip an update: on the host if it knows in time, else on the device."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class UpdateGate:
-    """Decides step by step whether the optimizer's step does anything.
+    """Decides in each step whether the optimizer's step takes effect.
 
-    On the CPU the numbers are there in time. On CUDA an optimizer that takes torch's ``found_inf``
-    (Adam, AdamW, SGD and Adagrad with ``fused: true``) is given a flag that the device computes: it
-    changes nothing where that is 1. For ``fail`` the flag stays 1, so that the parameters wait, as
-    they were, for the host to learn of it. An optimizer that takes none is waited for with
-    ``skip_step``, as torch's own GradScaler does, and not with ``fail``.
+    On the CPU the numbers are available in time. On CUDA an optimizer that takes torch's
+    ``found_inf`` (Adam, AdamW, SGD and Adagrad with ``fused: true``) is given a flag that the
+    device computes; it changes nothing if the flag is 1. For ``fail`` the flag stays 1, so that the
+    parameters stay unchanged until the host knows. For an optimizer without the flag, ``skip_step``
+    waits for the device, as torch's own GradScaler does; ``fail`` does not wait.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class UpdateGate:
         is_late: bool | None = None,
         takes_flag: bool | None = None,
     ) -> None:
-        """``is_late``: whether numbers come home after the update; left out, by the device.
+        """``is_late``: whether numbers arrive after the update; None: depends on the device.
 
-        ``takes_flag``: whether the optimizer can be told by a flag; left out, as it says itself.
+        ``takes_flag``: whether the optimizer takes the flag; None: the optimizer is asked.
         """
         self._buffers = [*network.buffers()] if action == "skip_step" else []
         self._before: list[Tensor] = []
@@ -41,30 +41,30 @@ class UpdateGate:
         self._flag: Tensor | None = None
         self._has_updated = False
         self.is_shut = False
-        """Whether the host withholds the update of the step that is under way."""
+        """Whether the host skips the update of the current step."""
         if action == "skip_step" or (action == "fail" and self._is_late):
             optimizer.register_step_pre_hook(self._before_update)
 
     @property
     def has_skipped(self) -> bool:
-        """Whether the newest update was withheld; waits for the device that decided."""
+        """Return whether the newest update was skipped; waits for the device if that decided."""
         if self.is_shut or self._action != "skip_step" or self._flag is None:
             return self.is_shut
         return bool(self._flag)
 
     @property
     def keeps(self) -> bool:
-        """Whether the parameters are those of a bad step when it is looked into."""
+        """Return whether the parameters of a bad step are still unchanged when it is examined."""
         if not self._is_late:
             return True
         return self._action == "fail" and self._takes_flag
 
     def begin(self) -> None:
-        """A step begins: its passes may change buffers, such as those of batch normalisation."""
+        """Start a step: save the buffers that its passes may change (batch normalization)."""
         self._before = [item.clone() for item in self._buffers]
 
     def shut(self) -> None:
-        """Withhold what this step changes, where it is not made yet."""
+        """Skip the update of this step, if it has not been made yet."""
         if not self._is_late:
             self._withhold()
 
@@ -75,7 +75,7 @@ class UpdateGate:
 
     @torch.no_grad()
     def take(self, numbers: Iterable[Tensor]) -> None:
-        """A step's numbers are computed: it is to be updated only if all are finite."""
+        """Take a step's numbers: it is updated only if all are finite."""
         self.is_shut = False
         if not self._is_late or self._action == "warn":
             return
@@ -85,7 +85,7 @@ class UpdateGate:
             if self._action == "skip_step" and bool(bad):
                 self._withhold()
         elif not self._has_updated:
-            # At its first update a fused optimizer would keep what the flag has it not compute.
+            # At its first update a fused optimizer would keep state that the flag left uncomputed.
             self._has_updated = not bool(bad)
             if not self._has_updated:
                 self._withhold()
@@ -99,4 +99,4 @@ class UpdateGate:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
         if self.is_shut:
-            optimizer.zero_grad(set_to_none=True)  # what has no gradient is not updated
+            optimizer.zero_grad(set_to_none=True)  # a parameter without a gradient is not updated

@@ -1,1 +1,1 @@
-"""A trained network over rows, and the classes that it predicts."""
+"""Run a trained network over rows, and name the classes that it predicts."""

@@ -1,4 +1,4 @@
-"""Inference: a trained network over rows, and the outputs of any of its layers.
+"""Inference: run a trained network over rows, and return the outputs of any of its layers.
 
 Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
 """
@@ -48,13 +48,13 @@ from glasshouse.spec import (
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
-"""… unless that is longer than this."""
+"""… unless the JSON is longer than this."""
 _TRACED_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where an inference job's weights and rows are."""
+    """The weights and rows of an inference job."""
 
     checkpoint: Path
     table: Table | None
@@ -62,12 +62,12 @@ class Inputs:
 
 
 def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
-    """The layers whose outputs are returned."""
+    """Return the layers whose outputs are returned."""
     return job.outputs or graph.outputs or (graph.layers[-1].name,)
 
 
 def fields_needed(job: InferJob, trained_by: Trained) -> dict[str, Field]:
-    """The data fields that the wanted outputs depend on; the others need not exist."""
+    """Return the data fields that the requested outputs depend on; the others need not exist."""
     graph = trained_by.network
     layers = needed_layers(graph, outputs_of(job, graph))
     read = {root(name) for layer in layers for name in layer.reads}
@@ -83,7 +83,7 @@ _LEARNED = ("dim", "classes", "tokens", "vocabulary", "fill")
 
 
 def like_trained(given: Field, trained: Field) -> Field:
-    """A field of an inference, with what it leaves out of what the network was trained with."""
+    """Fill the unset options of an inference field from the field used in training."""
     if type(given) is not type(trained):
         return given
     left_out = [key for key in _LEARNED if getattr(given, key, trained) is None]
@@ -93,7 +93,7 @@ def like_trained(given: Field, trained: Field) -> Field:
 
 
 def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | None:
-    """What a field of an inference may not have: key and reason; None: it is good."""
+    """Return key and reason if a field differs from training where it must not; else None."""
     if getattr(given, "augment", ()):
         return "augment", "only rows that are trained on are changed: leave it out"
     if trained is None:
@@ -110,7 +110,7 @@ def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | Non
 
 
 def probabilities(layer_type: str, x_NC: Tensor) -> Tensor:
-    """A layer's output as probabilities: as it is, through exp, or through softmax."""
+    """Convert a layer's output to probabilities: unchanged, by exp, or by softmax."""
     if layer_type in {"Softmax", "softmax"}:
         return x_NC
     if layer_type in {"LogSoftmax", "log_softmax"}:
@@ -119,7 +119,7 @@ def probabilities(layer_type: str, x_NC: Tensor) -> Tensor:
 
 
 def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
-    """One field of an output: its value, the index of its largest entry, or that one's share."""
+    """Return a field of an output: its value, the index of its maximum, or its probability."""
     if field == "value":
         return x_NC
     index_N1 = x_NC.argmax(dim=-1, keepdim=True)
@@ -131,7 +131,7 @@ def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
 def run(
     job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: RunControl, out: Outputs
 ) -> str:
-    """Run an inference job; returns ``succeeded`` or ``cancelled``."""
+    """Run an inference job; return ``succeeded`` or ``cancelled``."""
     if trained_by is None:
         raise SpecFailed("The inference job was not told which job trained its checkpoint.")
     wanted = outputs_of(job, trained_by.network)
@@ -157,15 +157,15 @@ class _Plan(NamedTuple):
     """What is computed, and how much of it at once."""
 
     wanted: dict[str, tuple[str, ...]]
-    """Of each layer, which fields."""
+    """The requested fields of each layer."""
     types: dict[str, str]
     batch_size: int
     steps: dict[str, str]
-    """The sequence field of each wanted output that has a value per step."""
+    """The sequence field of each requested output that has a value per step."""
 
 
 def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
-    """The rows, cut where the training job's were; no row is left out."""
+    """Return the rows, cut as in the training job; none is left out."""
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
     most = limit.max_length if limit.overflow == "truncate" else None
@@ -186,7 +186,7 @@ def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
 
 
 def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
-    """The sequence field of each wanted output that has a value per step."""
+    """Return the sequence field of each requested output that has a value per step."""
     shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
     longest = longest_of(rows)
     if not longest:
@@ -201,7 +201,7 @@ def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[st
 
 
 def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
-    """What inline values must look like; a resolved dense field knows its shape."""
+    """Return the shapes of inline values; a resolved dense field knows its shape."""
     shapes: dict[str, FieldShape] = {}
     for name, field in fields.items():
         if isinstance(field, IntegerField):
@@ -236,7 +236,7 @@ def _forward(
     control: RunControl,
     out: Outputs,
 ) -> "_Pieces | None":
-    """All batches; the pieces of each ``layer/field``, or None when cancelled."""
+    """Run all batches; return the pieces of each ``layer/field``, or None if cancelled."""
     batch_size = plan.batch_size
     pieces = _Pieces(plan.steps)
     num_batches = rows.num_batches(batch_size)
@@ -256,7 +256,7 @@ def _forward(
 
 
 class _Pieces:
-    """Outputs batch by batch; those with a value per step know the lengths of their rows."""
+    """Collects outputs by batch, with the row lengths of those that have a value per step."""
 
     def __init__(self, steps: Mapping[str, str]) -> None:
         self._steps = steps
@@ -273,7 +273,7 @@ class _Pieces:
         self._pieces.setdefault(f"{name}/{field}", []).append(piece)
 
     def joined(self, layout: str) -> dict[str, Tensor]:
-        """All rows of every output, and the lengths beside those with a value per step."""
+        """Return all rows of every output, with the lengths of those that have a value per step."""
         tensors: dict[str, Tensor] = {}
         for key, parts in self._pieces.items():
             name = key.rpartition("/")[0]
@@ -288,13 +288,13 @@ class _Pieces:
 
 
 def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
-    """The steps that count, the rows one after the other."""
+    """Concatenate the valid steps of all rows."""
     both = zip(parts, lengths, strict=True)
     return torch.cat([part[torch.arange(part.shape[1]) < own[:, None]] for part, own in both])
 
 
 def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
-    """All rows as wide as the widest, zeros behind the end of each."""
+    """Pad all rows with zeros to the longest."""
     widest = max(part.shape[1] for part in parts)
     num_rows = sum(len(part) for part in parts)
     joined = parts[0].new_zeros((num_rows, widest, *parts[0].shape[2:]))
@@ -320,7 +320,7 @@ def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
 
 
 def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Flatten when asked: per field, all layers below each other (0) or side by side (1)."""
+    """Concatenate the layers of each field if requested: along rows (0) or columns (1)."""
     if job.flatten is False:
         return tensors
     joined: dict[str, Tensor] = {}
@@ -334,7 +334,7 @@ def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> 
 def _write(
     tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes], out: Outputs
 ) -> None:
-    """Write the files of the results; small ones are an event as well."""
+    """Write the result files; also emit small results as an event."""
     out.flush()
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
@@ -369,7 +369,7 @@ def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
 def _small(
     tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes]
 ) -> dict[str, Any] | None:
-    """The results as JSON; None: there are none, or they are too large."""
+    """Return the results as JSON; None: there are none, or they are too large."""
     size = sum(item.numel() * item.element_size() for item in tensors.values())
     if not tensors or size > RESULT_BYTES:
         return None
@@ -381,7 +381,7 @@ def _small(
 
 
 def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Tensors named ``layer/field`` as nested JSON; a joined one is under its field alone."""
+    """Convert tensors named ``layer/field`` to nested JSON; a joined one has only its field."""
     result: dict[str, Any] = {}
     for name, item in tensors.items():
         layer, _, field = name.rpartition("/")

@@ -1,4 +1,4 @@
-"""Which class a network gives each row, by its name where the classes have names."""
+"""Return the class that a network predicts for each row, by name if the classes have names."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,26 @@ CLASS_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
 SOFTMAXES = frozenset({"Softmax", "softmax", "LogSoftmax", "log_softmax"})
 FILE = "predictions.csv"
 MAX_LISTED = 1000
-"""Classes without names that a result lists."""
+"""Number of unnamed classes that a result lists."""
 
 
 class Classes(NamedTuple):
-    """What the scores of a layer are of."""
+    """The classes that the scores of a layer are for."""
 
     column: str
-    """Of the data, in which the true class stands."""
+    """The data column with the true class."""
     named: tuple[Any, ...] | None
-    """What the classes are called, by their numbers; None: by these numbers."""
+    """The names of the classes in order; None: the classes are their numbers."""
     number: int
 
     @property
     def values(self) -> list[Any]:
-        """The classes in order."""
+        """Return the classes in order."""
         return list(range(self.number)) if self.named is None else list(self.named)
 
 
 def classified(trained_by: Trained) -> dict[str, Classes]:
-    """The layers whose outputs are scores of classes: what a loss of classes compares.
+    """Return the layers whose outputs are class scores: the inputs of a classification loss.
 
     A softmax over such an output has the same classes.
     """
@@ -52,7 +52,7 @@ def classified(trained_by: Trained) -> dict[str, Classes]:
 
 
 def fields_of(job: InferJob, name: str, known: Mapping[str, Classes]) -> tuple[str, ...]:
-    """What an inference gives of a layer."""
+    """Return the fields that an inference returns for a layer."""
     if job.fields is not None:
         return job.fields
     has_classes = job.flatten is False and name in known
@@ -60,7 +60,7 @@ def fields_of(job: InferJob, name: str, known: Mapping[str, Classes]) -> tuple[s
 
 
 def names_in(known: Mapping[str, Classes], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """What the file of the outputs says of names: ``<layer>/classes``, a JSON list."""
+    """Return the metadata with names in the outputs' file: ``<layer>/classes``, a JSON list."""
     return {
         f"{name}/classes": jsonio.dumps(list(classes.named))
         for name, classes in known.items()
@@ -69,7 +69,7 @@ def names_in(known: Mapping[str, Classes], tensors: Mapping[str, Tensor]) -> dic
 
 
 def told(classes: Classes, ids_N: Tensor) -> dict[str, Any]:
-    """The entries of a layer in a result beside its tensors: all classes, and that of each row."""
+    """Return a layer's result entries besides its tensors: all classes, and each row's."""
     values = classes.values
     dtype = "string" if values and isinstance(values[0], str) else "int64"
     found: dict[str, Any] = {}
@@ -84,9 +84,9 @@ def told(classes: Classes, ids_N: Tensor) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, Classes]) -> bool:
-    """Write a line per row: its number, and of each layer the class and its probability.
+    """Write a line per row: its number, and each layer's class and its probability.
 
-    Whether there is anything to write.
+    Return whether there is anything to write.
     """
     columns: dict[str, Sequence[Any]] = {}
     for name, classes in known.items():

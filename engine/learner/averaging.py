@@ -1,8 +1,8 @@
-"""Weights averaged over the steps of a training, by torch's own functions where it has them.
+"""Weights averaged over training steps, with torch's own functions where it has them.
 
-The averages are what evaluations and checkpoints take: they change places with the network's own
-weights for as long as that lasts. Buffers in floating point are averaged too, as torch's
-``AveragedModel`` does with ``use_buffers``; those in integers stay the newest.
+Evaluations and checkpoints use the averages: they are swapped with the network's own weights
+meanwhile. Floating-point buffers are averaged too, as torch's ``AveragedModel`` does with
+``use_buffers``; integer buffers keep their newest values.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -21,7 +21,7 @@ from glasshouse.spec import Average
 DECAY = 0.999
 WINDOW_RATE = 0.15
 WINDOW = 10_000
-"""As PaddlePaddle's ModelAverage has them."""
+"""The default of PaddlePaddle's ModelAverage."""
 
 
 class Averages:
@@ -34,12 +34,12 @@ class Averages:
         self._newest = [*averaged.values()]
         self._means = [item.detach().clone() for item in self._newest]
         self._count = 0
-        """How many steps are in the averages."""
+        """The number of steps in the averages."""
         self._rule = _rule(spec, self._means, [*averaged])
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights that a step has made into the averages, if it is one of those."""
+        """Add the weights after a step to the averages, if the step is one to average."""
         after = step - self._spec.start_step
         if after < 0 or after % self._spec.every_steps:
             return
@@ -48,7 +48,7 @@ class Averages:
 
     @contextmanager
     def applied(self) -> Generator[None]:
-        """The network has the averages for weights in here; before the first it keeps its own."""
+        """Swap the averages into the network in this context; before the first, do nothing."""
         if not self._count:
             yield
             return
@@ -65,16 +65,16 @@ class Averages:
 
     @torch.no_grad()
     def begin_with_network(self) -> None:
-        """Forget what was averaged: the averages are the network's weights."""
+        """Set the averages to the network's weights."""
         for mine, mean in zip(self._newest, self._means, strict=True):
             mean.copy_(mine)
 
     def state(self) -> State:
-        """How many steps the averages are of, and what they are made from."""
+        """Return the number of averaged steps and what the averages are computed from."""
         return {"type": self._spec.type, "count": self._count, **self._rule.state()}
 
     def restore(self, state: State) -> None:
-        """Go on with the averages, whose values `AveragedWeights` has restored."""
+        """Restore the state; `AveragedWeights` has restored the values of the averages."""
         if state["type"] != self._spec.type:
             raise ValueError(f"it is {state['type']} there, and {self._spec.type} in the job")
         self._count = int(state["count"])
@@ -82,19 +82,19 @@ class Averages:
 
 
 class AveragedWeights(Weights):
-    """The weights that a checkpoint is for: the averages."""
+    """The weights that a checkpoint is saved for: the averages."""
 
     def __init__(self, network: Network, averages: Averages) -> None:
         super().__init__(network)
         self._averages = averages
 
     def state(self) -> State:
-        """All tensors of the network, as averaged."""
+        """Return all tensors of the network, averaged."""
         with self._averages.applied():
             return super().state()
 
     def restore(self, state: State) -> None:
-        """Fill the network, and the averages with the same.
+        """Load the network, and set the averages to the same values.
 
         Raises:
             CheckpointMismatch: names, shapes or types differ.
@@ -104,19 +104,19 @@ class AveragedWeights(Weights):
 
 
 def averages(spec: Average | None, network: Network) -> Averages | None:
-    """The averages of a network's weights; None where nobody wants any."""
+    """Create the averages of a network's weights; None if the spec has none."""
     return None if spec is None else Averages(spec, network)
 
 
 def num_copies(spec: Average | None) -> int:
-    """How many times the weights are kept beside the newest."""
+    """Return how many copies of the weights are kept besides the newest."""
     if spec is None:
         return 0
     return 3 if spec.type == "window" else 1
 
 
 def _averaged(network: Network) -> dict[str, Tensor]:
-    """Parameters, and the buffers that an average can be made of, by name; each once."""
+    """Return the parameters, and the buffers that can be averaged, by name; each once."""
     buffers = {name: item for name, item in network.named_buffers() if item.is_floating_point()}
     return {**dict(network.named_parameters()), **buffers}
 
@@ -125,7 +125,7 @@ def _averaged(network: Network) -> dict[str, Tensor]:
 
 
 class _Running:
-    """An average that follows from the one before: exponential, or equal."""
+    """An average that is updated from the previous one: exponential, or equal."""
 
     def __init__(self, means: list[Tensor], rule: Callable[..., None]) -> None:
         self._means = means
@@ -140,17 +140,17 @@ class _Running:
             self._rule(some, others, count)
 
     def settle(self) -> None:
-        """The means are always what they should be."""
+        """Do nothing: the means are always current."""
 
     def state(self) -> State:
         return {}
 
     def restore(self, state: State) -> None:
-        """There is nothing but the means."""
+        """Do nothing: there is no state besides the means."""
 
 
 class _Window:
-    """PaddlePaddle's ModelAverage: two sums, of which the older one goes when the newer is full.
+    """PaddlePaddle's ModelAverage: two sums, of which the older is dropped when the newer is full.
 
     Source: PaddlePaddle's operator ``average_accumulates`` (its third sum only keeps precision).
     """
@@ -180,7 +180,7 @@ class _Window:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Make the means of the sums."""
+        """Compute the means from the sums."""
         total = self._counts["new"] + self._counts["old"]
         sums = zip(self._means, self._sums["new"], self._sums["old"], strict=True)
         for mean, new, old in sums:
@@ -215,7 +215,7 @@ def _rule(spec: Average, means: list[Tensor], names: Sequence[str]) -> Any:
 def _by_kind(
     means: Sequence[Tensor], newest: Sequence[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs in lists of one type and device each, as torch's functions take them."""
+    """Group the pairs into lists of one type and device each, as torch's functions require."""
     groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for mean, item in zip(means, newest, strict=True):
         some, others = groups.setdefault((mean.device, mean.dtype), ([], []))

@@ -1,4 +1,4 @@
-"""What is being trained, and with what: the network, its losses, its optimizer, what goes along."""
+"""The learner: the network with its losses, optimizer, schedule, averages and tuning."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -23,7 +23,7 @@ from glasshouse.spec import TrainJob
 
 
 class Learner(NamedTuple):
-    """What is being trained, and with what."""
+    """The network and everything it is trained with."""
 
     network: Network
     loss_fn: Losses
@@ -37,11 +37,11 @@ class Learner(NamedTuple):
 
     @property
     def update(self) -> Callable[[], object]:
-        """What makes an update of the gradients that are there, or decides not to."""
+        """Return what makes an update from the present gradients, or skips it."""
         return self.optimizer.step if self.scaling is None else self.scaling.step
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """The backward pass of a batch, the last of its step or not."""
+        """Run the backward pass of a batch; ``is_last``: the last of its step."""
         if self.scaling is None:
             loss.backward()
         else:
@@ -56,11 +56,11 @@ class Learner(NamedTuple):
         has_skipped: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        """After a step with so many rows: what advances with the updates.
+        """After a step of ``num_rows`` rows, advance averages and schedules.
 
-        ``has_skipped``: whether the step made no update, as it does where gradients overflowed or
-        the guard withheld it. Averages and schedules then stay where they are; only a schedule of
-        epochs still counts the end of one. Asked only where there is either.
+        ``has_skipped``: whether the step made no update because gradients overflowed or the guard
+        skipped it. Averages and schedules then do not advance; only a schedule of epochs still
+        counts the end of one. It is called only if there are averages or a schedule.
         """
         if self.hidden_state is not None and ends_epoch:
             self.hidden_state.reset()
@@ -74,19 +74,19 @@ class Learner(NamedTuple):
 
     @contextlib.contextmanager
     def judged(self) -> Generator[None]:
-        """The network in here is the one that evaluations judge."""
+        """Make the network the one that evaluations use, in this context."""
         averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
         with averages, alone(self.hidden_state):
             yield
 
 
 def learner_of(job: TrainJob, device: torch.device) -> Learner:
-    """All of it as a job has it, on a device."""
+    """Create the learner of a job on a device."""
     network = Network(job.network, wanted(job), kept_at=job.activation_boundaries).to(device)
     loss_fn = Losses.of(job).to(device)
     network.low_precision = chosen(job.precision, device)
     fill(job.network, network)
-    tuned = Tuned(job.memory_format, network)  # before there is state of the optimizer
+    tuned = Tuned(job.memory_format, network)  # before the optimizer has state
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network)
     rate = learning_rate(job.scheduler, optimizer)

@@ -1,4 +1,4 @@
-"""What a pass changes and training must not see: gradients, buffers and random generators."""
+"""Keep gradients, buffers and random generators unchanged by a pass that is not training."""
 
 import contextlib
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from engine.network.network import Network
 
 @dataclass(frozen=True)
 class Randomness:
-    """The states of the random generators of the CPU and of the device that computes."""
+    """The states of the random generators of the CPU and of the computing device."""
 
     device: torch.device
     host: Tensor
@@ -20,12 +20,12 @@ class Randomness:
 
     @staticmethod
     def now(device: torch.device) -> "Randomness":
-        """What they are now."""
+        """Return the current states."""
         own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return Randomness(device, torch.get_rng_state(), own)
 
     def restore(self) -> None:
-        """Draw on from here."""
+        """Restore the states."""
         torch.set_rng_state(self.host)
         if self.own is not None:
             torch.cuda.set_rng_state(self.own, self.device)

@@ -1,4 +1,4 @@
-"""What changes no number but how fast it comes, chosen by a short trial before the first step."""
+"""Settings that change only speed, chosen by a short trial before the first step."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from glasshouse.spec import TrainJob
 FORMATS = {item: getattr(torch, item) for item in ("contiguous_format", "channels_last")}
 _WARM_UP, _ROUNDS, _PASSES = 2, 3, 3
 _GAIN = 0.97
-"""Another layout is taken where it needs less than this part of the time."""
+"""Another layout is used if it takes less than this fraction of the time."""
 
 
 class Tuned:
-    """What a job has settled on; a part of its checkpoints, so that it keeps to it."""
+    """The chosen settings of a job; part of its checkpoints, so that a resumed job keeps them."""
 
     def __init__(self, memory_format: str, network: Network) -> None:
         self._network = network
@@ -31,15 +31,15 @@ class Tuned:
             self.take(memory_format)
 
     def state(self) -> State:
-        """The names of what was chosen."""
+        """Return the names of the chosen settings."""
         return {"memory_format": self.memory_format}
 
     def restore(self, state: State) -> None:
-        """Keep to it."""
+        """Restore the chosen settings."""
         self.take(str(state["memory_format"]))
 
     def take(self, memory_format: str) -> None:
-        """Have images lie so."""
+        """Set the memory format of the network."""
         self.memory_format = memory_format
         self._network.lay_out(FORMATS[memory_format])
 
@@ -51,7 +51,7 @@ class Tuned:
         emit: Callable[[dict[str, Any]], None],
         pass_size: int,
     ) -> None:
-        """Try the layouts with the first so many rows; leaves all but the layout as it was."""
+        """Time the layouts with the first ``pass_size`` rows; change nothing but the layout."""
         network = self._network
         if all(item.dim() != 4 for item in network.parameters()):
             return
@@ -59,7 +59,7 @@ class Tuned:
         try:
             with untouched(network, rows.device):
                 times = self._times(lambda: _pass(network, loss_fn, batch), rows.device)
-        except Exception:  # the first step will meet it too, and say where
+        except Exception:  # the first step will fail too, and report where
             self.take("contiguous_format")
             return
         usual = times["contiguous_format"]
@@ -69,7 +69,7 @@ class Tuned:
         emit(record | {"from": "contiguous_format", "to": self.memory_format, "step": 0})
 
     def _times(self, once: Callable[[], None], device: torch.device) -> dict[str, float]:
-        """Seconds of some passes, the shortest of a few rounds, in which the layouts take turns."""
+        """Return the shortest seconds of several rounds by layout; the layouts take turns."""
         times = dict.fromkeys(FORMATS, float("inf"))
         for number in range(_WARM_UP + _ROUNDS):
             for name, memory_format in FORMATS.items():

@@ -1,9 +1,9 @@
-"""Derived series: one figure of one or two tensors of a step, computed on the device.
+"""Derived series: one value of one or two tensors of a step, computed on the device.
 
-Hooks exist on the steps on which a figure is due, and on no other. Every tensor is copied as it is
-seen: an in-place layer, clipping or the optimizer may change it. That takes ``time/derived``;
-the governor of probes leaves it alone, because a metric is part of what the job computes. Shape
-suffixes are left out: these take any shape.
+Hooks exist only on steps on which a value is due. Every tensor is copied when it is seen, because
+an in-place layer, clipping or the optimizer may change it. That time is ``time/derived``. The
+probes' governor does not limit it, because a metric is part of what the job computes. The code has
+no shape suffixes: tensors may have any shape.
 """
 
 import traceback
@@ -70,18 +70,19 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "mean": torch.mean,
     "l2": _l2,
 }
-"""Each of tensors as floating point; of ``correct_fraction`` the targets stay integers."""
+"""Tensors arrive in floating point, except the targets of ``correct_fraction``, which stay
+integers."""
 _ONE_SHAPE = ("mean_abs_diff", "mean_squared_diff", "cosine_similarity")
 
 
 def split(reference: str) -> tuple[str, str]:
-    """The name and the kind that a reference means: ``fc`` is ``fc/output``."""
+    """Return the name and the kind that a reference means: ``fc`` is ``fc/output``."""
     name, _, kind = reference.partition("/")
     return name, kind or "output"
 
 
 class _Series:
-    """One derived metric at work."""
+    """One active derived metric."""
 
     def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
         self.name = name
@@ -108,7 +109,7 @@ def _floating(item: Tensor) -> Tensor:
     return item if item.dtype in (torch.float32, torch.float64) else item.to(torch.float32)
 
 
-# --- when and where it is seen ---------------------------------------------------------------
+# --- hooks ----------------------------------------------------------------------------------
 
 
 class Derived:
@@ -124,9 +125,9 @@ class Derived:
         fields: Mapping[str, Field] | None = None,
         scaling: GradScaling | None = None,
     ) -> None:
-        """``fields`` are the job's: a metric need not check targets that they have checked.
+        """Create the series; targets that the job's ``fields`` have checked are not checked again.
 
-        ``scaling``: what gradients by outputs are scaled by, if they are.
+        ``scaling``: the scaler of gradients with respect to outputs, if they are scaled.
         """
         self._network = network
         self.scaling = scaling
@@ -146,9 +147,9 @@ class Derived:
     def at(
         self, step: int, batch: Mapping[str, Tensor], *, is_last: bool = True
     ) -> AbstractContextManager[None]:
-        """See what is needed of one forward and backward pass, if a figure is due.
+        """Watch what is needed of one forward and backward pass, if a value is due.
 
-        Of several batches of a step the last is seen, when gradients are complete.
+        Of several batches of a step only the last is watched, when gradients are complete.
         """
         if step < self._next_due or not is_last:
             return _IDLE
@@ -158,19 +159,19 @@ class Derived:
         return _Seeing(self, self._network, due, batch) if due else _IDLE
 
     def state(self) -> State:
-        """How often each has failed, and which are off."""
+        """Return how often each series has failed, and which are off."""
         failures = {item.name: item.num_failures for item in self._series}
         return {"failures": failures, "off": [*self._off]}
 
     def restore(self, state: State) -> None:
-        """Those that were off stay off."""
+        """Restore the state; series that were off stay off."""
         self._off = [str(name) for name in state["off"]]
         self._series = [item for item in self._series if item.name not in self._off]
         for series in self._series:
             series.num_failures = int(state["failures"].get(series.name, 0))
 
     def take(self) -> dict[str, Tensor]:
-        """The figures of the step, after its update; they stay on the device."""
+        """Return the values of the step, after its update; they stay on the device."""
         if self._late is not None:
             seeing, self._late = self._late, None
             with self.apart():
@@ -179,7 +180,7 @@ class Derived:
         return taken
 
     def compute(self, due: Sequence[_Series], seen: Mapping[tuple[str, str], Tensor]) -> None:
-        """Compute figures; one that fails does not stop training."""
+        """Compute values; a failing one does not stop training."""
         for series in due:
             try:
                 with torch.no_grad():
@@ -188,11 +189,11 @@ class Derived:
                 self._failed(series, error)
 
     def apart(self) -> AbstractContextManager[None]:
-        """What happens in here takes the time of derived series, wherever in the step that is."""
+        """Return a context whose time counts as derived series, wherever in the step it is."""
         return taken_out(self._clock, "derived")
 
     def wait(self, seeing: "_Seeing") -> None:
-        """Some figures need what the update has done."""
+        """Wait for the update: some values need it."""
         self._late = seeing
 
     def _failed(self, series: _Series, error: Exception) -> None:
@@ -207,7 +208,7 @@ class Derived:
 
 
 class _Seeing(AbstractContextManager[None]):
-    """Sees the tensors that are needed of one step."""
+    """Collects the tensors that are needed of one step."""
 
     def __init__(
         self,
@@ -284,7 +285,7 @@ class _Seeing(AbstractContextManager[None]):
             self._derived.wait(self)
 
     def _read_parameters(self, *, copied: bool) -> None:
-        """Parameters and gradients as they are before the update."""
+        """Collect parameters and gradients before the update."""
         parameters = dict(self._network.named_parameters())
         for name, kind in self._needs:
             found = parameters.get(name)
@@ -295,7 +296,7 @@ class _Seeing(AbstractContextManager[None]):
                 self._seen[name, kind] = _copy(tensor) if copied else _dense(tensor)
 
     def finish(self) -> None:
-        """After the update: what it has changed, and the figures of that."""
+        """After the update, collect its changes and compute the values that need them."""
         parameters = dict(self._network.named_parameters())
         with torch.no_grad():
             for name, kind in self._needs:
@@ -323,10 +324,10 @@ def check(
     graded: Callable[[], set[str]],
     findings: Findings,
 ) -> None:
-    """Note what the derived metrics cannot be computed from.
+    """Add findings for the derived metrics that cannot be computed.
 
-    ``outputs`` are fields and leaves as the trace found them, ``graded`` says which leaves and
-    parameters the loss sends a gradient to.
+    ``outputs`` are the fields and leaves of the trace; ``graded`` returns the leaves and parameters
+    to which the loss sends a gradient.
     """
     for number, metric in enumerate(metrics):
         if metric.is_evaluated:
@@ -367,7 +368,7 @@ def _operand(
 
 
 def _is_reached(name: str, known: Mapping[str, Tensor], graded: set[str]) -> bool:
-    """The bare name of a layer with several leaves means its first."""
+    """Return whether a tensor has a gradient; a layer's bare name means its first leaf."""
     first = next((leaf for leaf in known if leaf != name and known[leaf] is known[name]), name)
     return name in graded or first in graded
 

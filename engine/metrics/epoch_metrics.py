@@ -1,7 +1,7 @@
-"""Metrics of torchmetrics over all rows of each evaluation, and what the plan must know of them.
+"""Metrics of torchmetrics over all rows of each evaluation, and their checks in the plan.
 
-Their state is gathered over the batches and computed once, so that the figure does not depend on
-the batch size. Knows jobs and files; the classes are ``engine.metrics.torch_metrics``'s.
+Their state is accumulated over the batches and computed once, so the value does not depend on the
+batch size. Knows jobs and files; ``engine.metrics.torch_metrics`` has the classes.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from engine.network.shapes import FieldShape, Trace
 from glasshouse.spec import Metric, TrainJob
 
 MAX_BYTES = 256 * 2**20
-"""What the metrics of a job may keep between the batches of an evaluation, all together."""
+"""Most bytes that the metrics of a job together may keep between the batches of an evaluation."""
 _TRIED_ELEMENTS = 32_000_000
 _AS_PROBABILITIES = {"Sigmoid", "Softmax", "sigmoid", "softmax"}
 _PER_BATCH = ("Binary", "Multilabel")
@@ -40,7 +40,7 @@ _PER_BATCH = ("Binary", "Multilabel")
 
 
 class EpochMetrics:
-    """The metrics of torchmetrics of a job, over one evaluation after the other."""
+    """The torchmetrics metrics of a job, over one evaluation after the other."""
 
     def __init__(
         self, job: TrainJob, directory: Path, emit: Callable[[dict[str, Any]], None]
@@ -58,16 +58,16 @@ class EpochMetrics:
         self._kept: int | None = None
 
     def update(self, values: Mapping[str, Tensor]) -> None:
-        """Take in what the network said of a batch; one that fails does not stop the others."""
+        """Add the network's outputs for a batch; a failing metric does not stop the others."""
         for item in self._metrics:
             if item.name not in self._failed:
                 with self._guarding(item):
                     item.update([values[name] for name in item.metric.inputs])
 
     def finish(self, step: int) -> dict[str, float]:
-        """What the evaluation came to, by series; what is no single number becomes a file.
+        """Return the values of the evaluation by series; a non-scalar result becomes a file.
 
-        A metric that could not be computed is NaN, and told of.
+        A metric that could not be computed is NaN and is reported.
         """
         series: dict[str, float] = {}
         tensors: dict[str, Tensor] = {}
@@ -92,11 +92,11 @@ class EpochMetrics:
     def _guarding(self, item: RunningMetric) -> Generator[None]:
         try:
             yield
-        except Exception as error:  # targets that its class does not take, for one
+        except Exception as error:  # for example targets that its class does not take
             self._failed[item.name] = error
 
     def _without(self, name: str) -> dict[str, float]:
-        """NaN where a figure should be, those included that something judges by."""
+        """Return NaN for each series of a failed metric, so that its consumers get a value."""
         own = f"validation/{name}"
         found = [item for item in self._judged if item == own or item.startswith(f"{own}/")]
         return dict.fromkeys(found or [own], math.nan)
@@ -104,7 +104,7 @@ class EpochMetrics:
     def _keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         try:
             self._emit(write_artifact(self._directory, "metrics", step, tensors))
-        except Exception as error:  # a full disk, for one
+        except Exception as error:  # for example a full disk
             self._tell("tensors of metrics", error)
 
     def _tell(self, what: str, error: Exception) -> None:
@@ -114,7 +114,7 @@ class EpochMetrics:
 
 
 def _judged(job: TrainJob) -> list[str]:
-    """The figures of evaluations that something of the job goes by."""
+    """Return the metrics of evaluations that other parts of the job monitor."""
     early, scheduler, best = job.stop.early, job.scheduler, job.checkpoint.keep_best
     found = [item.metric for item in (early, scheduler, best) if item is not None]
     return [name for name in found if name is not None]
@@ -126,7 +126,7 @@ def _judged(job: TrainJob) -> list[str]:
 def load_for(spec: Mapping[str, Any]) -> None:
     """Import torchmetrics if a spec, which is not checked yet, may need it.
 
-    Before a time limit begins: an import that it interrupts would stay broken.
+    Called before a time limit starts: an interrupted import would stay broken.
     """
     metrics = spec.get("metrics")
     for item in metrics if isinstance(metrics, list) else ():
@@ -143,9 +143,9 @@ def check(
     num_rows: int,
     findings: Findings,
 ) -> dict[str, list[str]]:
-    """Try each metric on a few rows; gives the series that it makes, by its name.
+    """Try each metric on a few rows; return the series that each creates, by its name.
 
-    ``num_rows``: of an evaluation. Notes what does not fit, and what would keep too much.
+    ``num_rows``: rows of an evaluation. Metrics that do not fit or keep too much become findings.
     """
     found: dict[str, list[str]] = {}
     total = 0
@@ -174,7 +174,7 @@ def check(
 
 
 def _check_names(spec: TrainJob, series: Mapping[str, list[str]], findings: Findings) -> None:
-    """A vector's values must not have the names of other metrics."""
+    """Check that the series of a vector do not have the names of other metrics."""
     given = [part for name in metric_names(spec.metrics) for part in series.get(name, [name])]
     if twice := sorted({name for name in given if given.count(name) > 1}):
         detail = f"two metrics give the series {twice[0]!r}; name one of them otherwise"
@@ -182,7 +182,7 @@ def _check_names(spec: TrainJob, series: Mapping[str, list[str]], findings: Find
 
 
 class _Trial:
-    """One metric, tried before anything runs."""
+    """Tries one metric before anything runs."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Trial:
         )
 
     def run(self, name: str) -> tuple[Given, float]:
-        """What it gives, and the bytes that it keeps of a row.
+        """Return its result and the bytes that it keeps per row.
 
         Raises:
             SpecProblems: it does not take its arguments or its inputs.
@@ -231,7 +231,7 @@ class _Trial:
             raise one(f"{self._pointer}/inputs", detail, "shape") from cause
 
     def check_kept(self, total: int, num_rows: int) -> None:
-        """Note that the metrics so far keep more than there is room for."""
+        """Add a finding if the metrics so far keep more than the limit."""
         if total <= MAX_BYTES:
             return
         detail = (
@@ -245,10 +245,10 @@ class _Trial:
         self._findings.stop()
 
     def _check_state(self) -> None:
-        """Build it where nothing is allocated: what it takes, and what its arguments are worth."""
+        """Build it on the meta device: check its inputs and the values of its arguments."""
         try:
             with torch.device("meta"):
-                made = build(self._metric, self._args, checks=True)  # of the arguments too
+                made = build(self._metric, self._args, checks=True)  # checks the arguments too
         except MemoryError:
             raise
         except Exception as cause:
@@ -298,7 +298,7 @@ class _Trial:
             self._findings.warn(f"{self._pointer}/inputs/0", detail, "logits")
 
     def _few(self, item: Tensor) -> Tensor:
-        """Two rows of zeros; what both inputs have of steps is cut short where it is long."""
+        """Return two rows of zeros; an axis of steps that both inputs have is shortened."""
         shape = list(item.shape)
         if shape:
             shape[0] = min(2, shape[0])

@@ -1,4 +1,4 @@
-"""Metrics: counted on the device, exact over an epoch whatever the batches.
+"""Metrics counted on the device, exact over an epoch for any batch size.
 
 Shape suffixes: B = rows, C = classes, K = the best k.
 """
@@ -13,10 +13,11 @@ from glasshouse.spec import Metric, TrainJob
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
-    """The names under which metrics are reported: their own, or what they are.
+    """Return the names under which metrics are reported: their own, or a default.
 
-    ``accuracy``, ``accuracy_top5``, ``MulticlassF1Score``; with the scores' layer behind where two
-    would be the same. The others with what they are of: ``mean_abs_diff(fc1,fc2)``.
+    Defaults are ``accuracy``, ``accuracy_top5``, ``MulticlassF1Score``; if two would be the same,
+    the scores' layer is appended. Derived metrics include their operands:
+    ``mean_abs_diff(fc1,fc2)``.
     """
     names = [item.name or _default_name(item) for item in metrics]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -37,9 +38,9 @@ def _may_grow(metric: Metric) -> bool:
 
 
 def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of all metrics of a job that say how good it is.
+    """Return the names of all metrics of a job that measure its quality.
 
-    ``series``: those that a metric of torchmetrics gives, by its name.
+    ``series``: the series of each torchmetrics metric, by its name.
     """
     named = list(zip(metric_names(job.metrics), job.metrics, strict=True))
     losses = ["loss", *(f"loss/{name}" for name in job.loss_names)]
@@ -60,7 +61,7 @@ def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:
-    """How many rows have their target among the k highest scores; a row with a NaN has not."""
+    """Count the rows whose target is in the k highest scores, except rows with NaN."""
     scores_BC = scores_BC.detach()
     if top_k == 1:
         best_B, index_B = scores_BC.max(dim=-1)
@@ -71,7 +72,7 @@ def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:
 
 
 class Accuracies:
-    """The accuracy metrics of a job on one batch."""
+    """The accuracy metrics of a job for a batch."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         named = zip(metric_names(metrics), metrics, strict=True)
@@ -79,7 +80,7 @@ class Accuracies:
         self.names = list(self._metrics)
 
     def correct(self, values: Mapping[str, Tensor], step: int = 0) -> dict[str, Tensor]:
-        """For each metric that is due the rows that are right, on the device."""
+        """Return the number of correct rows for each metric that is due, on the device."""
         return {
             name: num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
             for name, item in self._metrics.items()
@@ -88,7 +89,7 @@ class Accuracies:
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:
-    """The layer outputs that outlive the forward pass."""
+    """Return the layer outputs that are needed after the forward pass."""
     judged = [metric for metric in job.metrics if metric.is_evaluated]
     names = [*job.loss_reads, *(name for metric in judged for name in metric.inputs)]
     return tuple(dict.fromkeys([*names, *(job.network.outputs or ())]))

@@ -1,4 +1,4 @@
-"""Sample predictions: what the network says of the same few validation rows at each evaluation."""
+"""Sample predictions: the network's outputs for the same few validation rows at each evaluation."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,18 +17,18 @@ from engine.network.network import Network
 from glasshouse.spec import TrainJob
 
 MAX_BYTES = 64 * 2**20
-"""What the samples of one evaluation may take."""
+"""Most bytes of the samples of one evaluation."""
 ROW = "row"
-"""The tensor of the rows' numbers among the validation rows."""
+"""The tensor of the rows' indices among the validation rows."""
 
 
 def sampled(job: TrainJob) -> tuple[str, ...]:
-    """What is kept of each row: what the loss compares, and what the network returns."""
+    """Return what is kept of each row: the inputs of the loss and the outputs of the network."""
     return tuple(dict.fromkeys([*job.loss_inputs, *(job.network.outputs or ())]))
 
 
 class Samples:
-    """Keeps the predictions for a fixed set of rows; a file for each evaluation."""
+    """Keeps the predictions for a fixed set of rows; one file per evaluation."""
 
     def __init__(self, job: TrainJob, rows: Rows | None, directory: Path) -> None:
         self._num = 0 if job.evaluate is None else job.evaluate.samples
@@ -38,14 +38,14 @@ class Samples:
         self._kept: int | None = None
 
     def keep(self, step: int, network: Network, emit: Callable[[dict[str, Any]], None]) -> None:
-        """Predict the rows and say where the predictions are; a failure does not stop training."""
+        """Predict the rows and emit the file's record; a failure does not stop training."""
         if not self._num or self._rows is None or step == self._kept:
             return
         self._kept = step
         try:
             tensors = self._predict(network, self._rows)
             emit(write_artifact(self._directory, "samples", step, tensors))
-        except Exception as error:  # a full disk, for one
+        except Exception as error:  # for example a full disk
             what = f"samples: {type(error).__name__}: {error}"
             emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
             traceback.print_exception(error)
@@ -63,7 +63,7 @@ class Samples:
 
 
 def check(spec: TrainJob, values: Mapping[str, Tensor], rows: int, findings: Findings) -> None:
-    """Note samples that nothing could keep; ``values`` are of a batch of so many rows."""
+    """Add findings for samples that cannot be kept; ``values`` are of a batch of ``rows`` rows."""
     if spec.evaluate is None or not spec.evaluate.samples:
         return
     names = sampled(spec)

@@ -1,9 +1,9 @@
 """Metrics of torchmetrics, by its names and arguments.
 
-torchmetrics takes a second to import, and is imported where a job names one of its classes and
-nowhere else. Knows torchmetrics; knows nothing of jobs or files.
+torchmetrics takes a second to import, so it is imported only if a job names one of its classes.
+Knows torchmetrics; knows nothing of jobs or files.
 
-Shape suffixes are left out: these take whatever their class takes.
+The code has no shape suffixes: shapes depend on the metric's class.
 """
 
 import importlib
@@ -27,9 +27,9 @@ from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
 from glasshouse.spec.metrics import OWN
 
 MAX_SERIES = 200
-"""A vector of at most so many values is as many series; a longer one is kept whole."""
+"""A vector of at most this many values becomes one series per value; a longer one is kept whole."""
 MAX_NUMBER = 1_000_000
-"""The largest whole number that an argument may be: classes, thresholds, bins."""
+"""Largest integer argument: classes, thresholds, bins."""
 _COUNTED_TARGETS = ("Binary", "Multilabel")
 
 
@@ -42,23 +42,23 @@ class Unusable(NamedTuple):
 
 @cache
 def unusable() -> Unusable | None:
-    """Why there are no metrics of torchmetrics, after an import of it that failed; else None.
+    """Import torchmetrics; return why it is unusable, or None.
 
-    It imports torchvision, and more, wherever that is installed: one that does not fit torch takes
-    all metrics with it. Whether to do so it decides by what pip says is there, before any code but
-    its own can tell it otherwise.
+    It imports torchvision and other packages if they are installed. One that does not fit torch
+    makes all metrics unusable. torchmetrics checks pip's metadata at import, so this cannot be
+    avoided.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module("torchmetrics")
-    except Exception as error:  # whatever a package that does not fit comes to
+    except Exception as error:  # an incompatible package may raise anything
         return _why(error)
     return None
 
 
 def _why(error: Exception) -> Unusable:
-    """Which package made the import fail: the first that torchmetrics called."""
+    """Return which package made the import fail: the first that torchmetrics called."""
     said = f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0][:300]}"
     packages = [
         str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -86,7 +86,7 @@ def _versioned(package: str) -> str:
 
 @cache
 def metric_classes() -> dict[str, type[Any]]:
-    """The classes that compare two tensors, by name; imports torchmetrics. None: it is unusable."""
+    """Return the classes that compare two tensors, by name; none if torchmetrics is unusable."""
     if unusable() is not None:
         return {}
     with warnings.catch_warnings():
@@ -103,7 +103,7 @@ def metric_classes() -> dict[str, type[Any]]:
 
 
 def _is_offered(cls: Any, base: type) -> bool:
-    """Whether a class takes two tensors in, and is itself what it makes."""
+    """Return whether a class takes two tensors and creates an instance of itself."""
     if not isinstance(cls, type) or not issubclass(cls, base):
         return False
     taken = list(inspect.signature(cls.update).parameters.values())[1:]
@@ -112,9 +112,9 @@ def _is_offered(cls: Any, base: type) -> bool:
 
 @cache
 def metric_parameters(name: str) -> dict[str, Parameter]:
-    """The arguments of an offered class, by name.
+    """Return the arguments of an offered class, by name.
 
-    How targets are checked, and what its parent takes, is not the spec's to say.
+    Arguments for target checks and those of its parent class are excluded: a spec cannot set them.
     """
     known = arguments.read_signature(metric_classes()[name].__init__)
     known.pop("validate_args", None)
@@ -122,11 +122,10 @@ def metric_parameters(name: str) -> dict[str, Parameter]:
 
 
 def checked_arguments(metric: Metric, pointer: str) -> dict[str, Any]:
-    """The arguments of a metric as Python values.
+    """Return the arguments of a metric as Python values.
 
     Raises:
-        SpecProblems: there is no such class, or it has no such arguments; or torchmetrics cannot be
-            imported.
+        SpecProblems: there is no such class or argument, or torchmetrics cannot be imported.
     """
     if (why := unusable()) is not None:
         detail = f"{metric.type} cannot be computed here: {why.reason}: {why.mend}"
@@ -155,9 +154,9 @@ def _unknown(name: str) -> str:
 
 
 def build(metric: Metric, args: Mapping[str, Any], *, checks: bool) -> Any:
-    """Make a metric from arguments that have been checked.
+    """Create a metric from arguments that have been checked.
 
-    ``checks``: each batch's targets are looked at, which waits for the device.
+    ``checks``: validate each batch's targets, which waits for the device.
     """
     cls = metric_classes()[metric.type]
     more = (
@@ -166,31 +165,31 @@ def build(metric: Metric, args: Mapping[str, Any], *, checks: bool) -> Any:
         else {"validate_args": checks}
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it keeps all scores: the plan has counted them
+        warnings.simplefilter("ignore")  # it keeps all scores: the plan has counted them
         return cls(**args, **more, sync_on_compute=False)
 
 
 def num_values(metric: Metric, args: Mapping[str, Any]) -> int | None:
-    """How many different targets a classification takes; None: it is none."""
+    """Return how many target values a classification accepts; None: not a classification."""
     if metric.type.startswith("Multiclass"):
         return args.get("num_classes")
     return 2 if metric.type.startswith(_COUNTED_TARGETS) else None
 
 
 class Given(NamedTuple):
-    """What a metric came to."""
+    """The result of a metric."""
 
     series: dict[str, Tensor]
-    """Single numbers by the name of their series."""
+    """Scalars by the name of their series."""
     tensors: dict[str, Tensor]
-    """What is no single number: matrices, curves, long vectors."""
+    """Results that are not scalars: matrices, curves, long vectors."""
 
 
 def as_given(name: str, result: Any) -> Given:
-    """Sort out a result.
+    """Split a result into series and tensors.
 
-    One number: ``name``. A vector, or a tuple of numbers: ``name/0``, ``name/1`` … All else stays
-    whole, the parts of a tuple as ``name/0`` …
+    A scalar is ``name``. A vector, or a tuple of scalars, is ``name/0``, ``name/1`` … All else
+    stays whole; the items of a tuple are ``name/0`` …
     """
     parts = dict(_parts(name, result))
     if all(item.dim() == 0 for item in parts.values()):
@@ -209,10 +208,10 @@ def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
 
 
 class RunningMetric:
-    """A metric at work: takes batches in, and says what all of them come to."""
+    """An active metric: takes batches and computes the result of all of them."""
 
     def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
-        """``fields`` are the job's: targets that they and the plan have checked are not again."""
+        """Create it; targets that ``fields`` and the plan have checked are not checked again."""
         self.name = name
         self.metric = metric
         args = checked_arguments(metric, "")
@@ -220,24 +219,24 @@ class RunningMetric:
         self._made = _in_float64(made)
 
     def reset(self) -> None:
-        """Forget what was taken in."""
+        """Reset the state."""
         self._made.reset()
 
     def update(self, operands: Sequence[Tensor]) -> None:
-        """Take a batch in: scores and targets, wherever they are."""
+        """Add a batch: scores and targets, on any device."""
         self._made.to(operands[0].device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._made.update(*as_operands(self.metric, operands))
 
     def compute(self) -> Given:
-        """What all that was taken in comes to."""
+        """Return the result of all batches."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of classes without a row; the figure is NaN or 0
+            warnings.simplefilter("ignore")  # classes without a row; the value is NaN or 0
             return as_given(self.name, self._made.compute())
 
     def of_batch(self, operands: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What one batch alone comes to."""
+        """Return the result of one batch alone."""
         self.reset()
         self.update(operands)
         series = self.compute().series
@@ -246,13 +245,13 @@ class RunningMetric:
 
     @property
     def num_kept(self) -> int:
-        """Bytes that grow with what is taken in."""
+        """Return the bytes of state that grow with the batches."""
         lists = [item for item in self._made.metric_state.values() if isinstance(item, list)]
         return sum(part.nbytes for item in lists for part in item)
 
 
 def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
-    """The two tensors as a class takes them: at least float32, targets of zeros and ones whole."""
+    """Return the operands as a class takes them: at least float32, binary targets as integers."""
     scores, target = (
         item.to(torch.float32) if item.is_floating_point() and item.itemsize < 4 else item
         for item in operands
@@ -263,9 +262,9 @@ def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _in_float64(made: Any) -> Any:
-    """Sums in float64: over many rows float32 would lose the last ones.
+    """Accumulate sums in float64: over many rows float32 would lose the last ones.
 
-    Each state replaces the one of its name, and is still reduced over processes as that one is.
+    Each state replaces the one of its name and keeps its reduction over processes.
     """
     for name, state in made.metric_state.items():
         if isinstance(state, Tensor) and state.is_floating_point():
@@ -286,7 +285,7 @@ def _is_checked(metric: Metric, args: Mapping[str, Any], fields: Mapping[str, Fi
 
 
 def main() -> None:
-    """Say which torchmetrics is used, or why none is and, on a second line, what to do."""
+    """Print which torchmetrics is used; or why none is and, on a second line, what to do."""
     why = unusable()
     sys.stdout.write("\n".join(why or [_versioned("torchmetrics")]) + "\n")
     sys.exit(why is not None)

@@ -1,1 +1,1 @@
-"""What a job will need and cost, and what is wrong with its spec, before it runs; the catalog."""
+"""Predict what a job needs and costs, and check its spec, before it runs; the catalog."""

@@ -1,6 +1,6 @@
-"""What batches a training job will have, from the dataset's description alone. Reads no row.
+"""Batch plan of a training job, from the dataset's description alone. Reads no row.
 
-How many there are, how large, and how much of them is padding. The description counts how many rows
+It has the number of batches, their sizes and their padding. The description counts how many rows
 have each length, so batches that are cut by lengths are known.
 """
 
@@ -22,19 +22,19 @@ from engine.network.shapes import FieldShape
 from glasshouse.spec import BucketByLength, TrainJob
 
 _MOST_ROWS = 1_000_000
-"""Of more rows the padding is that of so many, evenly taken."""
+"""With more rows, padding is computed from this many, evenly spaced."""
 _POINTER = "/data/bucket_by_length"
 
 
 @dataclass(frozen=True)
 class LengthCounts:
-    """The different lengths of the rows of a field, and how many rows have each."""
+    """The unique lengths of the rows of a field, and how many rows have each."""
 
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
 
     def listed(self, most: int) -> Tensor:
-        """The length of every row, ascending; of evenly taken ones if they are too many."""
+        """Return the length of every row, ascending; of at most ``most`` evenly spaced rows."""
         total = int(self.rows.sum())
         places = np.arange(min(total, most)) * total // min(total, most)
         return torch.from_numpy(
@@ -42,7 +42,7 @@ class LengthCounts:
         )
 
     def cut(self, most: int, *, drops: bool) -> "LengthCounts":
-        """The same with no row longer than so many steps: such rows are cut, or left out."""
+        """Limit rows to ``most`` steps: longer ones are cut or dropped."""
         if drops:
             kept = self.lengths <= most
             return LengthCounts(self.lengths[kept], self.rows[kept])
@@ -63,9 +63,9 @@ class BatchPlan:
         num_rows: int,
         findings: Findings,
     ) -> None:
-        """Look at a job; ``shapes`` are those of its fields, no longer than rows may be.
+        """Plan the batches; ``shapes`` are those of the job's fields, no longer than rows may be.
 
-        What is wrong with ``bucket_by_length`` is noted.
+        Problems of ``bucket_by_length`` become findings.
         """
         self._spec = spec
         self._meta = meta
@@ -74,9 +74,9 @@ class BatchPlan:
         self._field = self._check(findings)
         longest = None if self._field is None else shapes[self._field].shape[0]
         self.batch_size = widest_rows(spec.data, num_rows, longest)
-        """The rows of a batch of the longest rows."""
+        """The number of rows of a batch of the longest rows."""
         self.pace = self._pace(findings)
-        """None: how many batches an epoch has is not known before the rows are read."""
+        """None: the number of batches of an epoch is not known before the rows are read."""
 
     def _check(self, findings: Findings) -> str | None:
         data, wanted = self._spec.data, self._spec.data.bucket_by_length
@@ -107,7 +107,7 @@ class BatchPlan:
 
     @property
     def num_steps(self) -> int | None:
-        """Updates that the job will make; None: that is not known yet."""
+        """Number of updates of the job; None if it is not known yet."""
         stop = self._spec.stop
         return stop.steps if self.pace is None else self.pace.num_steps(stop)
 
@@ -138,7 +138,7 @@ class BatchPlan:
         return [name for name, shape in self._shapes.items() if shape.is_sequence]
 
     def lengths(self, name: str) -> LengthCounts | None:
-        """The lengths of a field's rows, of the whole split; None: there are too many."""
+        """Return the lengths of a field's rows, of the whole split; None: there are too many."""
         field = self._spec.data.fields[name]
         column = column_view(name, field, self._meta)
         split = self._spec.data.whole.split
@@ -156,7 +156,7 @@ class BatchPlan:
 
     def _bucketed(self, lengths_N: Tensor, wanted: BucketByLength) -> float | None:
         data = self._spec.data
-        if data.shuffle.buffer_size is not None:  # it hangs on which rows meet in a pool
+        if data.shuffle.buffer_size is not None:  # it depends on which rows meet in a pool
             return None
         try:
             buckets = Buckets(wanted, lengths_N, data.batch_size, drop_last=data.drop_last)
@@ -165,10 +165,10 @@ class BatchPlan:
         return round(padding_of(lengths_N, buckets.epoch((self._spec.seed, 0))), 4)
 
     def sequences(self) -> dict[str, dict[str, Any]]:
-        """Of each field with rows of different lengths: the lengths, and how much is padding.
+        """Return the lengths and the padding of each field with rows of different lengths.
 
-        ``padding`` is the part of what the network gets that is padding, with ``by_chance`` that
-        without ``bucket_by_length``; null where it cannot be told from the dataset's description.
+        ``padding`` is the fraction of the network's input that is padding, ``by_chance`` that
+        without ``bucket_by_length``; null if the dataset's description does not determine it.
         """
         described: dict[str, dict[str, Any]] = {}
         for name in self._sequences:

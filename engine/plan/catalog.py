@@ -1,4 +1,4 @@
-"""What the engine knows, as the API serves it: each entry with a JSON Schema of its arguments."""
+"""The engine's catalog for the API: each entry with a JSON Schema of its arguments."""
 
 import re
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from glasshouse.spec.presets import PRESETS
 
 
 class UnknownSection(KeyError):
-    """The catalogue has no such section."""
+    """The catalog has no such section."""
 
 
 @cache
 def section(name: str) -> list[dict[str, Any]]:
-    """The entries of one section, by name.
+    """Return the entries of one section, by name.
 
     Raises:
         UnknownSection: there is no such section.
@@ -119,7 +119,7 @@ _METRICS = {
 
 
 def _metrics() -> list[dict[str, Any]]:
-    """Ours, and the classes of torchmetrics, whose arguments are those of ``args``."""
+    """Return our metrics and torchmetrics' classes, whose arguments are those of ``args``."""
     top_k = {"type": "integer", "minimum": 1, "default": 1}
     others = [
         _entry(name, _in_words(name, known, "torchmetrics'"), known, {"min": 2, "max": 2})

@@ -1,4 +1,4 @@
-"""At which layers a training keeps activations: what cannot be, and what leaves the least memory.
+"""Activation checkpointing: check the boundaries of a spec, or choose those with least memory.
 
 Counted on a forward pass without data, on torch's meta device. Knows torch and jobs.
 """
@@ -26,11 +26,11 @@ def settle_kept(
     make_batch: Callable[[], dict[str, Tensor]],
     findings: Findings,
 ) -> TrainJob:
-    """The job with the layers at which activations are kept: those of the spec, or chosen ones.
+    """Return the job with its activation checkpoint boundaries: the spec's, or chosen ones.
 
     Raises:
         SpecProblems: names that are no layers or not in their order, layers that cannot run twice,
-            or that work in place on what another part has put out.
+            or layers that work in place on the output of another segment.
     """
     asked = spec.activation_checkpointing
     if asked is None:
@@ -94,7 +94,7 @@ def _only_once(layer: Layer) -> str | None:
 def _counted(
     graph: Graph, wanted: Sequence[str], make_batch: Callable[[], dict[str, Tensor]]
 ) -> "_Counts | None":
-    """None: a layer cannot run without data."""
+    """Return the counts; None: a layer cannot run without data."""
     with contextlib.suppress(Exception), torch.device("meta"):
         network = Network(graph, wanted)
         network.train()
@@ -105,10 +105,10 @@ def _counted(
 def best_posts(
     saved: Sequence[int], taken: Sequence[int], together: Sequence[tuple[int, int]] = ()
 ) -> list[int]:
-    """Where to keep, so that what is kept and the largest part between take the least together.
+    """Return the boundaries that minimize the kept bytes plus those of the largest segment.
 
     ``saved``: bytes that each layer keeps for the backward pass; ``taken``: bytes of its inputs;
-    ``together``: layers, the first and the last, that must not be parted.
+    ``together``: the first and last of layers that must not be separated.
     """
     parted = {place for begin, end in together for place in range(begin + 1, end + 1)}
     best, least = list[int](), sum(saved)
@@ -123,7 +123,7 @@ def best_posts(
 
 
 def _posts(saved: Sequence[int], limit: float, parted: Collection[int]) -> list[int]:
-    """The places at which a part begins, where each has about so much."""
+    """Return the start of each segment, where each has about ``limit`` bytes."""
     posts, held = list[int](), 0
     for place, size in enumerate(saved):
         if place not in parted and (not posts or (held and held + size > limit)):
@@ -134,7 +134,7 @@ def _posts(saved: Sequence[int], limit: float, parted: Collection[int]) -> list[
 
 
 class _Counts:
-    """What layers take and keep for the backward pass, in bytes, each tensor once."""
+    """Bytes that layers take and keep for the backward pass, each tensor once."""
 
     def __init__(self, network: Network, batch: dict[str, Tensor]) -> None:
         self.saved = [0] * len(network.layers)
@@ -144,9 +144,9 @@ class _Counts:
         self._given = {_key(item) for item in known}
         self._seen = set(self._given)
         self._held: list[Any] = []
-        """Storages, so that none has the key of one before."""
+        """Storages, kept alive so that no key is reused."""
         self.together: list[tuple[int, int]] = []
-        """Layers, the first and the last, of which the last overwrites what the first put out."""
+        """First and last layer, where the last overwrites the first one's output."""
         self._made = dict.fromkeys((_key(item) for item in batch.values()), -1)
         for module in {*network.layers.values()}:
             module.register_forward_pre_hook(self._begin)

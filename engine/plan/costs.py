@@ -1,4 +1,4 @@
-"""What a planned job costs: parameters and operations layer by layer, and bytes by head."""
+"""Costs of a planned job: parameters and operations by layer, and bytes by category."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from engine.optim.optimizers import States, sparse_parameters
 
 
 def table(traced: Trace, states: States | None = None) -> dict[str, Any]:
-    """Its layers one by one, and what they are all together."""
+    """Return the layers one by one, and their totals."""
     layers = [item.describe() for item in traced.layers]
     for item in layers:
         kept = [key for name in item["parameter_names"] for key in (states or {}).get(name, ())]
@@ -23,7 +23,7 @@ def table(traced: Trace, states: States | None = None) -> dict[str, Any]:
 
 
 def batch_of(shapes: Mapping[str, FieldShape], num_rows: int) -> dict[str, Tensor]:
-    """So many rows of all fields, on the meta device."""
+    """Return ``num_rows`` rows of all fields, on the meta device."""
     found: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         found |= shape.tensors(name, num_rows)
@@ -47,20 +47,20 @@ def memory(  # noqa: PLR0913 (each is a head)
     keeps_gradients: bool = False,
     waiting_bytes: int = 0,
 ) -> dict[str, int]:
-    """Bytes by head. Activations: the most that a step holds beside parameters and gradients.
+    """Return bytes by category. Activations: the peak besides parameters and gradients.
 
-    Where that is not known, ``step_bytes`` is None, it is what the layers put out for one batch.
+    If ``step_bytes`` is None, the peak is not known: it is the layers' outputs for one batch.
     Checkpoint: the copies in host memory, ``num_snapshots`` at once: the one that is written while
-    training continues, and the best state where it may have to wait.
-    ``keeps_gradients``: those of a step's earlier batches are there all along. ``waiting_bytes``:
-    batches of a step that are in memory before it begins.
+    training continues, and the best state if it may have to wait. ``keeps_gradients``: those of a
+    step's earlier batches exist all along. ``waiting_bytes``: batches of a step that are in memory
+    before it begins.
     """
     parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
     storages = {
         item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
         for item in traced.output_leaves().values()
     }
-    sparse = sparse_parameters(network)  # whose gradients are of the rows that were read
+    sparse = sparse_parameters(network)  # its gradients cover only the rows that were read
     dense = [item for name, item in network.named_parameters() if name not in sparse]
     learned = [item for item in dense if item.requires_grad]
     gradients = sum(_num_bytes(item) for item in learned) if training else 0

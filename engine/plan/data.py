@@ -1,4 +1,4 @@
-"""The data of a plan: what the fields give the network, how many rows there are, what they take.
+"""The data of a plan: the shapes of fields, the number of rows, and their memory.
 
 From the datasets' descriptions alone. Knows the words of a job; reads no row.
 """
@@ -37,7 +37,7 @@ _LISTED = 20
 
 
 def meta_of(source: Rows, datasets: Metas, pointer: str, findings: Findings) -> Meta:
-    """What is known of a source's dataset; notes what keeps it from being read."""
+    """Return the description of a source's dataset; note what prevents reading it."""
     meta = datasets.get(source.dataset)
     if meta is None:
         detail = f"there is no dataset {source.dataset!r}"
@@ -57,7 +57,7 @@ JOINED = "several sources"
 
 
 def check_interleave(data: Data, findings: Findings) -> None:
-    """Several sources are interleaved by a pool that shuffles."""
+    """Check that several sources are interleaved by a pool that shuffles."""
     if data.interleave is None:
         return
     pointer = "/data/interleave"
@@ -72,7 +72,7 @@ def check_interleave(data: Data, findings: Findings) -> None:
 
 
 def joined(data: Data, datasets: Metas) -> tuple[Data, Metas]:
-    """The data with one source that stands for all of ``train``, and what is known of it.
+    """Return the data with one source that stands for all of ``train``, and its description.
 
     Raises:
         SpecProblems: a source cannot be read, or has other columns than the first.
@@ -107,7 +107,7 @@ def joined(data: Data, datasets: Metas) -> tuple[Data, Metas]:
 def seen_as_windows(
     datasets: Metas, windows: Windows | None, train: Rows | None, dim: int | None = None
 ) -> Metas:
-    """The datasets as the job sees them; ``train`` is what the vocabulary is built from.
+    """Return the datasets as the job sees them; the vocabulary is built from ``train``.
 
     Raises:
         SpecProblems: one has no such text.
@@ -132,7 +132,7 @@ def field_shapes(
     findings: Findings,
     source: Rows | None = None,
 ) -> dict[str, FieldShape]:
-    """What each field gives the network; notes those that do not fit their columns."""
+    """Return each field's shape; note those that do not fit their columns."""
     split = None if source is None else source.split
     shapes: dict[str, FieldShape] = {}
     for name, field in fields.items():
@@ -146,7 +146,7 @@ def field_shapes(
 
 
 def with_sizes(fields: Mapping[str, Field], shapes: Mapping[str, FieldShape]) -> dict[str, Field]:
-    """The fields with what follows from the data: the shape of a row, the number of values."""
+    """Return the fields with what depends on the data: row shapes, numbers of values."""
     made: dict[str, Field] = {}
     for name, field in fields.items():
         update: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def with_sizes(fields: Mapping[str, Field], shapes: Mapping[str, FieldShape]) ->
 
 
 def as_begun(fields: Mapping[str, Field], trained_by: Trained | None) -> dict[str, Field]:
-    """Fields with the sizes of the vocabularies that the checkpoint brings along."""
+    """Return the fields with the vocabulary sizes of the checkpoint."""
     made = dict(fields)
     for name, field in fields.items():
         before = None if trained_by is None else trained_by.data.fields.get(name)
@@ -176,13 +176,13 @@ def encoded(
     trained_by: Trained | None,
     findings: Findings,
 ) -> dict[str, Field]:
-    """Fields with the classes of the columns that have texts, or names for their numbers.
+    """Return the fields with the classes of the columns that have texts, or named numbers.
 
     Args:
         fields: of the job.
-        metas: of the training data and, where there is any, the validation data.
-        trained_by: whose weights the job begins with: it keeps to the classes of those.
-        findings: what is wrong is added to them.
+        metas: of the training data and, if there is any, the validation data.
+        trained_by: the job whose weights this one begins with; its classes are kept.
+        findings: receives the problems.
     """
     before = {} if trained_by is None else trained_by.data.fields
     made = dict(fields)
@@ -208,7 +208,7 @@ def _classes(
     before: Field | None,
     findings: Findings,
 ) -> tuple[str, ...] | None:
-    """The classes of a field; None: it has integers without names, or cannot read its column."""
+    """Return a field's classes; None: unnamed integers, or its column cannot be read."""
     column = columns[0]
     learned = before.classes if isinstance(before, IntegerField) else None
     if "values" in column:
@@ -228,7 +228,7 @@ def _text_classes(
     learned: Sequence[Any] | None,
     findings: Findings,
 ) -> tuple[str, ...] | None:
-    """The texts of a column in order; those that the weights were learned with come first."""
+    """Return the texts of a column in order, those of the loaded weights first."""
     pointer, of = f"{FIELDS}/{name}", f"column {column['name']!r}"
     values: list[str] | None = column["values"]
     if values is None:
@@ -254,7 +254,7 @@ def _text_classes(
 def _warn_of_texts(
     pointer: str, column: Mapping[str, Any], values: Sequence[str], findings: Findings
 ) -> None:
-    """Numbers among which there are texts may be a mistake in the data."""
+    """Warn of numbers mixed with texts, which may be a mistake in the data."""
     first = column.get("no_number")
     if first is not None and any(map(_is_number, values)):
         detail = f"column {column['name']!r} has numbers and texts, and each different one is a"
@@ -272,7 +272,7 @@ def _is_number(text: str) -> bool:
 
 
 def window_dim(trained_by: Trained | None) -> int | None:
-    """The size of the vocabulary that a checkpoint's windows have, if it has one."""
+    """Return the vocabulary size of a checkpoint's windows, if it has one."""
     if trained_by is None or trained_by.data.windows is None:
         return None
     dims = [getattr(field, "dim", None) for field in trained_by.data.fields.values()]
@@ -282,7 +282,7 @@ def window_dim(trained_by: Trained | None) -> int | None:
 def limited(
     data: Data, shapes: Mapping[str, FieldShape], findings: Findings
 ) -> dict[str, FieldShape]:
-    """The shapes with no row longer than the job takes; notes what that leaves out."""
+    """Limit the shapes to the job's longest row; note what that drops."""
     limit = data.sequence
     made = dict(shapes)
     pointer = "/data/sequence/max_length"
@@ -311,7 +311,7 @@ def limited(
 
 
 def check_validation(data: Data, datasets: Metas, findings: Findings) -> None:
-    """Validation rows must be like those of training; ``data`` has its fields' sizes."""
+    """Check that validation rows match training rows; ``data`` has its fields' sizes."""
     source = data.validation
     if source is None:
         return
@@ -335,7 +335,7 @@ def _of_any_length(shape: FieldShape) -> FieldShape:
 
 
 def check_preparing(data: Data, meta: Meta, findings: Findings) -> None:
-    """What rows go through before training must be for fields that there are, and needed."""
+    """Check that each preparation of rows is for an existing field that needs it."""
     for name in data.normalize:
         field = data.fields.get(name)
         if field is None:
@@ -354,7 +354,7 @@ def check_preparing(data: Data, meta: Meta, findings: Findings) -> None:
 
 
 def _check_gaps(name: str, field: Field, data: Data, meta: Meta, findings: Findings) -> None:
-    """Missing values, and lists of other lengths, that are known of before a row is read."""
+    """Check missing values and lists of other lengths that the description shows."""
     if not isinstance(field, DenseField | IntegerField):
         return
     names = field.source_columns or (name,)

@@ -1,4 +1,4 @@
-"""What the rows of a job take in memory, from the dataset's description alone: all, or a pool."""
+"""Memory of the rows of a job, from the dataset's description alone: of all rows, or of a pool."""
 
 import math
 import sys
@@ -24,7 +24,7 @@ from glasshouse.spec import (
 )
 
 _AHEAD = 2
-"""Batches' worth of rows that one reading brings, at most: those that enter a growing pool."""
+"""Most batches' worth of rows in one read: those that enter a growing pool."""
 _DEVIATIONS = 6
 _STREAMED = frozenset(
     (
@@ -33,7 +33,7 @@ _STREAMED = frozenset(
         "bucket_by_length",
     )
 )
-"""What goes with rows that stay in their files; what else ``data`` says is of rows in memory."""
+"""Settings that work with rows in files; other settings of ``data`` need rows in memory."""
 _STREAMED_FIELDS = frozenset(
     (
         *("type", "column", "columns", "shape", "scale", "dim", "padding_value", "fill"),
@@ -42,34 +42,34 @@ _STREAMED_FIELDS = frozenset(
     )
 )
 _TOKEN_BYTES = 250
-"""What a token of a vocabulary takes, its text and its place in tables."""
+"""Bytes of a vocabulary's token: its text and its entries in tables."""
 
 
 class _Column(NamedTuple):
-    """What the rows of a field take."""
+    """The memory of a field's rows."""
 
     row_bytes: int
-    """Of each, where all take the same."""
+    """Bytes of each row, if all have the same size."""
     step_bytes: int
-    """Of each step of a row of a length of its own; beside it a row has a start and a length."""
+    """Bytes of each step of a variable-length row, which also has a start and a length."""
     column: dict[str, Any]
     longest: int
 
 
 def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
-    """The rows that a source takes of its split."""
+    """Return the number of rows that a source takes of its split."""
     fraction = getattr(source, "fraction", None)
     if "windows" in meta:
         first, last = part_of(meta["tokens"][source.split], fraction)
         return num_windows(meta["windows"], last - first)
-    if "taken" in meta:  # of several sources, each with a fraction of its own
+    if "taken" in meta:  # several sources, each with its own fraction
         return int(meta["taken"])
     total = int(meta["splits"][source.split])
     return total if fraction is None else int(fraction[1] * total) - int(fraction[0] * total)
 
 
 def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
-    """What the rows of a training job take, those of its evaluations included."""
+    """Return the bytes of a training job's rows, including those of evaluations."""
     data = spec.data
     sources = [data.whole, *([data.validation] if data.validation else [])]
     metas = [(source, datasets[source.dataset]) for source in sources]
@@ -87,9 +87,9 @@ def source_bytes(
     meta: Mapping[str, Any],
     normalize: Mapping[str, Any],
 ) -> int:
-    """What all rows of a source take, as they are kept in memory."""
+    """Return the bytes of all rows of a source in memory."""
     num_rows, size = rows_of(source, meta), 0
-    if "windows" in meta:  # one text for each field, and where each window begins
+    if "windows" in meta:  # one text per field, and the start of each window
         text = int(meta["tokens"][source.split]) * 4
         items = _columns(fields, meta, source.split)
         return sum((text + 16 * num_rows) if item.step_bytes else 8 * num_rows for item in items)
@@ -112,7 +112,7 @@ def _columns(
     for name, field in fields.items():
         try:
             shape = field_shape(name, field, dict(meta), split)
-        except BadField:  # which is told of where fields are checked
+        except BadField:  # reported where fields are checked
             continue
         column = column_view(name, field, meta)
         dtype = column["dtype"]
@@ -137,7 +137,7 @@ def _step_bytes(shape: FieldShape, dtype: str) -> int:
 
 
 def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> None:
-    """Note what is wrong with the size of the pool, and what does not go with one."""
+    """Check the size of the pool and the settings that do not work with one."""
     shuffle, size = data.shuffle, data.batch_size
     least, most = shuffle.min_buffer_size, shuffle.buffer_size
     pointer = "/data/shuffle/min_buffer_size"
@@ -169,7 +169,7 @@ def check_streaming(data: Data, meta: Mapping[str, Any], findings: Findings) -> 
 
 
 def _check_buckets(data: Data, findings: Findings) -> None:
-    """What does not go with a pool whose batches are of rows of like length."""
+    """Check the settings that do not work with a pool whose batches have rows of similar length."""
     shuffle, size, wanted = data.shuffle, data.batch_size, data.bucket_by_length
     if wanted is None:
         return
@@ -205,7 +205,7 @@ def _check_vocabularies(data: Data, meta: Mapping[str, Any], findings: Findings)
 
 
 def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any]) -> int | None:
-    """The different tokens that a field's vocabulary is built from; None: more than are known."""
+    """Return the unique tokens for a field's vocabulary; None: more than are known."""
     if not isinstance(field, IntegerSequenceField) or field.tokens is None:
         return 0
     if field.vocabulary is not None and field.vocabulary.given is not None:
@@ -215,7 +215,7 @@ def _tokens_to_count(name: str, field: Field, split: str, meta: Mapping[str, Any
 
 
 def _window_tokens(data: Data, split: str, meta: Mapping[str, Any]) -> int | None:
-    """The different tokens of a text that windows go over; None: more than are known."""
+    """Return the unique tokens of a text with windows; None: more than are known."""
     if data.windows is None or data.windows.vocabulary.given is not None:
         return 0
     found = meta["distinct"][split]
@@ -223,7 +223,7 @@ def _window_tokens(data: Data, split: str, meta: Mapping[str, Any]) -> int | Non
 
 
 def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Findings) -> None:
-    """Note what is said that rows in files know nothing of."""
+    """Add findings for settings that rows in files do not support."""
     for name in sorted(type(given).model_fields.keys() - known):
         if getattr(given, name) != type(given).model_fields[name].get_default():
             detail = "it needs all rows in memory: leave it out, or leave out shuffle.buffer_size"
@@ -231,7 +231,7 @@ def _check_known(given: Spec, known: frozenset[str], pointer: str, findings: Fin
 
 
 def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trains: bool) -> int:
-    """The most that a source takes of which rows are read as they are needed."""
+    """Return the most bytes of a source whose rows are read as they are needed."""
     num_rows = rows_of(source, meta)
     shuffles = trains and data.shuffle.enabled is not False
     size = min(data.batch_size, num_rows)
@@ -247,7 +247,7 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
         needed += 32 * int(meta["splits"][source.split]) + 48 * pool.capacity
     keeps = data.cache == "memory"
     capacity = num_rows if keeps else pool.capacity if shuffles else 0
-    needed += 17 * num_rows if keeps else 0  # which are there, and the order of an epoch
+    needed += 17 * num_rows if keeps else 0  # the valid rows, and the order of an epoch
     most = data.sequence.max_length or sys.maxsize
     for column in _columns(data.fields, meta, source.split, data.normalize):
         item = column._replace(longest=min(column.longest, most))
@@ -263,28 +263,28 @@ def _streamed_bytes(data: Data, source: Source, meta: Mapping[str, Any], *, trai
 
 
 def _places_bytes(data: Data, source: Source, meta: Mapping[str, Any]) -> int:
-    """What it takes to know which rows a source takes, where it does not take all of them."""
-    if data.windows is not None:  # where the rows of the text begin, and their lengths before
+    """Return the bytes of the row selection of a source that does not take all rows."""
+    if data.windows is not None:  # the starts of the text's rows, and their lengths before
         return 24 * int(meta["lines"][source.split])
     needed, num_rows = 0, int(meta["splits"][source.split])
-    if source.fraction is not None:  # all in a drawn order, a part of them, and that part sorted
+    if source.fraction is not None:  # all in a random order, a part of them, and that part sorted
         taken = int((source.fraction[1] - source.fraction[0]) * num_rows)
         needed = 8 * num_rows + 16 * taken
-    if data.sequence.max_length is not None:  # where rows begin, lengths, numbers
+    if data.sequence.max_length is not None:  # row starts, lengths, numbers
         needed += 40 * num_rows
         needed += (
             24 * num_rows * any(getattr(item, "tokens", None) for item in data.fields.values())
         )
-    if data.on_bad_row == "drop":  # the numbers of those that fit
+    if data.on_bad_row == "drop":  # the numbers of the rows that fit
         needed += 16 * num_rows
     return needed
 
 
 def _most_steps(item: _Column, split: tuple[str, int], pool: Pool, capacity: int) -> int:
-    """The steps of so many rows that were drawn from all, six standard deviations above the mean.
+    """Return the steps of randomly drawn rows, six standard deviations above the mean.
 
-    Rows come in runs that may be alike. What deviation lengths have is not known, but none with
-    this mean and these ends has a larger one.
+    Rows come in runs that may be alike. The deviation of lengths is not known, so it is the largest
+    one possible with this mean and these ends.
     """
     name, num_rows = split
     longest = item.longest

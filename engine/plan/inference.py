@@ -1,4 +1,4 @@
-"""The plan of inference: what is asked of a trained network, against what it was trained on."""
+"""Plan inference: check the request against what the network was trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _inputs(
     trained_by: Trained,
     findings: Findings,
 ) -> tuple[dict[str, FieldShape], int, int]:
-    """The shapes of what the network is to read, how many rows that is, and its bytes."""
+    """Return the shapes of the network's inputs, the number of rows, and their bytes."""
     data = trained_by.data
     if spec.data is None:
         shapes = infer.inline_shapes(fields)
@@ -72,7 +72,7 @@ def _inputs(
 
 
 def _pruned(graph: Graph, wanted: Sequence[str]) -> Graph:
-    """What of a graph is needed."""
+    """Return the part of a graph that is needed."""
     layers = tuple(needed_layers(graph, wanted))
     if not layers:
         raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
@@ -80,7 +80,7 @@ def _pruned(graph: Graph, wanted: Sequence[str]) -> Graph:
 
 
 def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> dict[str, Field]:
-    """The fields that are needed; what is given must be as it was in training."""
+    """Return the needed fields; given ones must match those of training."""
     known = {layer.name for layer in trained_by.network.layers}
     for number, name in enumerate(spec.outputs or ()):
         if root(name) not in known:
@@ -112,7 +112,7 @@ def _check_given(spec: InferJob, trained: Mapping[str, Field], findings: Finding
 
 
 def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: ValueMeaning) -> int:
-    """Check inline values; gives how many rows they are, and puts the longest into the shapes."""
+    """Check inline values; return their number of rows, and put the longest into the shapes."""
     cpu = torch.device("cpu")
     try:
         rows = inline_rows(dict(spec.inputs or {}), shapes, cpu, meaning=meaning)
@@ -163,7 +163,7 @@ def _check_outputs(
 def _check_packed(
     spec: InferJob, wanted: Sequence[str], steps: Mapping[str, str], findings: Findings
 ) -> None:
-    """Of sequences laid out one behind the other; ``steps``: of which field an output has them."""
+    """Check outputs of packed sequences; ``steps``: the sequence field of each output."""
     if spec.sequence_layout != "packed":
         return
     if not steps.keys() & {*wanted}:

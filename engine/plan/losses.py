@@ -1,4 +1,4 @@
-"""The losses of a job before anything runs: what fits, their lengths, and what cannot be split.
+"""Plan the losses of a job: what fits, their lengths, and what cannot be split.
 
 Knows the words of a job and torch's meta device.
 """
@@ -25,22 +25,22 @@ _STEPWISE = (
     nn.PoissonNLLLoss, nn.GaussianNLLLoss, nn.KLDivLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss,
     nn.MarginRankingLoss,
 )  # fmt: skip
-"""These compare value by value: axis 1 of what they compare may be steps."""
+"""These compare value by value: axis 1 of their operands may be steps."""
 _STEPWISE_OF_VECTORS = (
     nn.TripletMarginLoss, nn.TripletMarginWithDistanceLoss, nn.MultiLabelSoftMarginLoss,
 )  # fmt: skip
-"""These compare along the last axis: axis 1 of what they compare may be steps if it is another."""
+"""These compare along the last axis: axis 1 may be steps if it is not the last."""
 
 
 class _Compared(NamedTuple):
-    """A loss with all that a plan knows of it."""
+    """A loss with everything that a plan knows of it."""
 
     loss: Loss
     pointer: str
     criterion: nn.Module
     operands: list[Tensor]
     steps: Mapping[str, Steps]
-    """Of its inputs, the axes that are as long as a row of a sequence."""
+    """The axes of its inputs that are as long as a row of a sequence."""
     shapes: Mapping[str, FieldShape]
 
     @property
@@ -51,7 +51,7 @@ class _Compared(NamedTuple):
 
     @property
     def ignores(self) -> int | None:
-        """The class that is not compared."""
+        """The class that is ignored."""
         return int(self.criterion.ignore_index) if self.has_classes else None  # pyright: ignore[reportArgumentType]
 
 
@@ -62,7 +62,7 @@ def plan_losses(
     batch_size: int,
     findings: Findings,
 ) -> tuple[TrainJob, Tensor]:
-    """The job with the lengths of each loss filled in, and its loss on the meta device.
+    """Return the job with each loss's lengths filled in, and its loss on the meta device.
 
     Raises:
         SpecProblems: a loss does not fit its inputs, or depends on no parameter.
@@ -93,7 +93,7 @@ def plan_losses(
 def operands_of(
     names: Sequence[str], pointer: str, traced: Trace, findings: Findings
 ) -> list[Tensor]:
-    """What a loss or a metric compares, on the meta device.
+    """Return the operands of a loss or a metric, on the meta device.
 
     Raises:
         SpecProblems: there is no such layer or field.
@@ -110,9 +110,9 @@ def operands_of(
 def waiting_bytes(
     spec: TrainJob, pace: BatchCounts | None, batch: Callable[[], dict[str, Tensor]]
 ) -> int:
-    """What the batches of a step take that are made before it begins, beside the first.
+    """Return the bytes of a step's batches that exist before it begins, except the first.
 
-    ``pace``: where it is known, how many batches an epoch has.
+    ``pace``: the number of batches of an epoch, if known.
     """
     most = spec.accumulate if pace is None else min(spec.accumulate, pace.batches)
     if most < 2 or Denominators(spec, Losses.of(spec)).are_rows:
@@ -138,7 +138,7 @@ def _with_lengths(compared: _Compared, traced: Trace, findings: Findings) -> Los
 
 
 def _field_of(compared: _Compared) -> str | None:
-    """The sequence field that the steps of a loss are of; None: it compares no steps."""
+    """Return the sequence field of a loss's steps; None: it compares no steps."""
     loss, steps = compared.loss, compared.steps
     if compared.has_classes:
         target = loss.inputs[1]
@@ -159,9 +159,9 @@ def _may_be_stepwise(compared: _Compared) -> bool:
 
 
 def _has_steps(compared: _Compared, lengths: str) -> bool:
-    """Whether axis 1 of what is compared can be steps: of classes, that of the targets.
+    """Return whether axis 1 of the operands can be steps: for classes, that of the targets.
 
-    Of a field's lengths it is as long as a row. A layer gives those of steps that it knows.
+    For a field's lengths it is as long as a row. A layer has lengths only if it knows its steps.
     """
     names = compared.loss.inputs[1:] if compared.has_classes else compared.loss.inputs
     if root(lengths) not in compared.shapes:
@@ -188,10 +188,10 @@ def _check_asked(name: str, compared: _Compared, traced: Trace, findings: Findin
 
 
 def _check_padding(compared: _Compared, resolved: Loss, traced: Trace, findings: Findings) -> None:
-    """Warn of a loss that compares what rows are padded with."""
+    """Warn of a loss that compares padding."""
     if resolved.lengths is not None or not compared.steps:
         return
-    if isinstance(compared.criterion, nn.CTCLoss):  # is given lengths among its inputs
+    if isinstance(compared.criterion, nn.CTCLoss):  # its inputs include lengths
         return
     if compared.has_classes:
         target = compared.loss.inputs[1]
@@ -212,7 +212,7 @@ def _check_padding(compared: _Compared, resolved: Loss, traced: Trace, findings:
 
 
 def _is_split(spec: TrainJob) -> str | None:
-    """The field that has a step run in micro-batches; None: none does."""
+    """Return the setting that splits a step into micro-batches; None: none does."""
     if spec.accumulate > 1:
         return "/accumulate"
     return "/guards/memory/on_oom" if spec.guards.memory.on_oom == "halve_batch" else None
@@ -221,7 +221,7 @@ def _is_split(spec: TrainJob) -> str | None:
 def _check_rows(
     spec: TrainJob, compared: _Compared, traced: Trace, batch_size: int, findings: Findings
 ) -> None:
-    """Warn of a loss whose rows are compared with each other: batches of other sizes differ."""
+    """Warn of a loss that compares rows with each other: it differs by batch size."""
     if not (_is_split(spec) or spec.evaluate) or isinstance(compared.criterion, nn.CTCLoss):
         return
     if all(_count(shape, batch_size) < 2 for shape in _shapes_of(compared, compared.operands)):
@@ -242,11 +242,11 @@ def _check_rows(
 
 
 def _shapes_of(compared: _Compared, operands: Sequence[Tensor]) -> list[torch.Size]:
-    """Of the inputs, and of the loss before it is reduced."""
+    """Return the shapes of the inputs, and that of the loss before reduction."""
     shapes = [item.shape for item in operands]
     try:
         unreduced: Tensor = reduced(compared.criterion, "none").to("meta")(*operands)
-    except Exception:  # no meta kernel; the inputs alone then
+    except Exception:  # no meta kernel: the inputs alone
         return shapes
     return [*shapes, unreduced.shape]
 
@@ -256,7 +256,7 @@ def _count(shape: torch.Size, num_rows: int) -> int:
 
 
 def _check_targets(spec: TrainJob, compared: _Compared, traced: Trace, findings: Findings) -> None:
-    """Warn of targets and lengths that only the forward pass gives, where a step is divided."""
+    """Warn of targets and lengths that only the forward pass gives, if a step is split."""
     at, loss = _is_split(spec), compared.loss
     read = [loss.inputs[1]] if compared.has_classes else []
     read += [loss.lengths] if loss.lengths else []

@@ -1,4 +1,4 @@
-"""The plan of a job: every shape, what it costs, and what is wrong with it, before anything runs.
+"""Plan a job: every shape, its costs, and the problems of its spec, before anything runs.
 
 Knows the words of a job and torch's meta device; allocates and computes nothing large.
 """
@@ -76,7 +76,7 @@ def plan(
 
 
 def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
-    """Put the graph in the place of a preset; what is wrong with a layer is its arguments then."""
+    """Replace a preset with its graph; problems of a layer then point to the preset's arguments."""
     graph = spec.network.graph()
     if graph is spec.network:
         return _plan_sources(spec, datasets, trained_by)
@@ -99,7 +99,7 @@ def _of_preset_pointer(pointer: str) -> str:
 
 
 def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
-    """Put one source in the place of several."""
+    """Replace several sources with one."""
     findings = Findings()
     plan_data.check_interleave(spec.data, findings)
     findings.stop()
@@ -158,9 +158,9 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
 def _sized(
     spec: TrainJob, datasets: Metas, trained_by: Trained | None, findings: Findings
 ) -> tuple[TrainJob, Metas, dict[str, FieldShape]]:
-    """The job with the sizes of its fields, the datasets as it sees them, and its fields' shapes.
+    """Return the job with its fields' sizes, the datasets as it sees them, and the shapes.
 
-    A vocabulary that the checkpoint brings along has the size that it had there.
+    A vocabulary from the checkpoint keeps its size.
     """
     data = spec.data
     known = plan_data.window_dim(trained_by) if data.windows is not None else None
@@ -183,7 +183,7 @@ def _sized(
 def _batch_plan(
     spec: TrainJob, datasets: Metas, shapes: dict[str, FieldShape], findings: Findings
 ) -> tuple[BatchPlan, dict[str, FieldShape]]:
-    """What batches there will be, and the shapes of fields in them."""
+    """Return the batch plan, and the shapes of fields in batches."""
     data = spec.data
     meta = datasets[data.whole.dataset]
     data_memory.check_streaming(data, meta, findings)
@@ -198,7 +198,7 @@ def _batch_plan(
 def _traced(
     spec: TrainJob, shapes: Mapping[str, FieldShape], batch_size: int, findings: Findings
 ) -> tuple[TrainJob, Trace, Tensor]:
-    """The job with what its losses go by, the network run on a batch, and its loss."""
+    """Return the job with resolved losses, the trace of a batch, and its loss."""
     traced = trace(spec.network, shapes, batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_size, findings)
     findings.stop()
@@ -215,7 +215,7 @@ def _check_series(
     datasets: Metas,
     findings: Findings,
 ) -> dict[str, list[str]]:
-    """The metrics of whole epochs, on the rows that they judge."""
+    """Check the epoch metrics on the rows that they evaluate."""
     judged = spec.data.validation or spec.data.whole
     num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
     series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
@@ -226,7 +226,7 @@ def _check_series(
 def _check_learning(
     spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
 ) -> None:
-    """What the parameters are told."""
+    """Check the gradients that the parameters get."""
     check_options(traced.graph(), network, spec.optimizer, findings)
     check_stateful(spec, findings)
     check_cuts(traced, loss, findings)
@@ -240,13 +240,13 @@ def _resolved(
     batch: Callable[[], dict[str, Tensor]],
     findings: Findings,
 ) -> TrainJob:
-    """The job with all that it left open."""
+    """Return the job with everything filled in that it left open."""
     whole = spec.model_copy(update={"network": traced.graph()})
     return settle_kept(_scheduled(whole, pace, findings), wanted(whole), batch, findings)
 
 
 def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
-    """The weights that training begins with must be those of such a network."""
+    """Check that the initial weights are those of such a network."""
     if spec.init is None or trained_by is None:
         return
     with torch.device("meta"):
@@ -316,7 +316,7 @@ def _check_embedding(
     field = fields.get((layer.inputs or ("",))[0])
     size = layer.args.get("num_embeddings")
     has_ids = isinstance(field, IntegerField | IntegerSequenceField | SparseField)
-    if layer.type == "PositionEmbedding":  # counts the steps, whatever they hold
+    if layer.type == "PositionEmbedding":  # counts the steps, whatever their values
         return
     if has_ids and isinstance(size, int) and (dim := field.dim or 0) > size:
         detail = f"layer {layer.name!r} has {size} entries and field {(layer.inputs or ('',))[0]!r}"
@@ -325,7 +325,7 @@ def _check_embedding(
 
 
 def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Findings) -> None:
-    """What the parts of a spec make of each other when it runs."""
+    """Check how the parts of a spec work together when it runs."""
     _check_reads(spec, findings)
     _check_counts(spec, num_rows, findings)
     _check_layout(spec, network, findings)
@@ -344,7 +344,7 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
 
 
 def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> None:
-    """Warn of a layout of images where there are none."""
+    """Warn of a memory format for images if there are none."""
     asked = "tune" if spec.tune else "memory_format"
     if (spec.tune or spec.memory_format != "contiguous_format") and all(
         item.dim() != 4 for item in network.parameters()
@@ -354,7 +354,7 @@ def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> Non
 
 
 def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:
-    """What goes by a metric must go by one that there is; ``known`` are all."""
+    """Check that monitored metrics exist; ``known`` are all metrics."""
     best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
     if best is not None and best.metric not in known:
         detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
@@ -373,7 +373,7 @@ def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> N
 
 
 def _scheduled(spec: TrainJob, pace: BatchCounts | None, findings: Findings) -> TrainJob:
-    """The job with its scheduler whole, which was tried."""
+    """Return the job with its complete scheduler, which was tried."""
     if spec.scheduler is None:
         return spec
     unit = spec.scheduler.unit
@@ -416,5 +416,5 @@ def _check_probes(
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
-    """Read a spec that is already JSON-like data, as strictly as from text."""
+    """Parse a spec from JSON-like data, as strictly as from text."""
     return parse_job(json.dumps(spec))

@@ -1,9 +1,9 @@
-"""What a training step needs in memory beside the parameters: counted on a step without data.
+"""Count a training step's memory besides the parameters, on a step without data.
 
-The whole step runs on tensors that have a size and no memory (torch's fake tensors of the CPU, or
-its meta device where a layer does not know them), and each storage counts from the operation that
-makes it to the moment when nobody holds it any more. That is what torch allocates. Of what routines
-take for themselves only the workspace of an LSTM is in it, which the CPU's keeps to the backward.
+The whole step runs on tensors that have a size and no memory (torch's fake CPU tensors, or the meta
+device if a layer does not support them). Each storage counts from the operation that creates it
+until nothing refers to it, which is what torch allocates. Of the internal buffers of routines only
+an LSTM's workspace is counted, which the CPU's LSTM keeps until the backward pass.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from glasshouse.spec import Graph, TrainJob
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _UPDATED = 16
-"""Of so many parameters the update is counted, the largest: each is updated by itself."""
+"""Number of parameters, the largest, whose update is counted: each is updated by itself."""
 _META_STEPS = 16
-"""In so many turns the steps of a recurrent layer run on the meta device, which knows no LSTM."""
+"""Number of chunks of a recurrent layer's steps on the meta device, which has no LSTM."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made in here, as long as they live."""
+    """Counts the bytes of all tensors created in this context while they live."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation and take in what it made."""
+        """Run an operation and count its outputs."""
         for tensor in _tensors(args):
-            self._see(tensor.untyped_storage(), is_new=False)  # of outside, and so are its views
+            self._see(tensor.untyped_storage(), is_new=False)  # from outside, and so are its views
         output = func(*args, **(kwargs or {}))
         for tensor in _tensors(output):
             self._see(tensor.untyped_storage(), is_new=True)
@@ -74,9 +74,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _workspace(output_TBH: Tensor) -> int:
-    """What oneDNN keeps of an LSTM's layer until the backward: so many bytes for each output.
+    """Return the bytes that oneDNN keeps of an LSTM's layer until backward, by output size.
 
-    Measured: 60 to 66 of float32, 42 to 48 of bfloat16; the more, the fewer outputs.
+    Measured bytes per output: 60 to 66 for float32, 42 to 48 for bfloat16; more with fewer outputs.
     """
     return output_TBH.numel() * (62 if output_TBH.element_size() == 4 else 45)
 
@@ -93,10 +93,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def step_peak(
     job: TrainJob, wanted: Sequence[str], make_batch: Callable[[], dict[str, Tensor]]
 ) -> int | None:
-    """The most bytes that a step holds at once: its batch, activations, gradients, and what comes.
+    """Return a step's peak bytes: its batch, activations, gradients, and temporary buffers.
 
-    Parameters and what the optimizer keeps are not in it. None: a layer cannot run without data.
-    What was counted before is known.
+    Parameters and optimizer state are excluded. None: a layer cannot run without data. Results are
+    cached.
     """
     batch = make_batch()
     asked = [job.network, *job.losses, job.optimizer]
@@ -108,7 +108,7 @@ def step_peak(
 
 @dataclass(frozen=True)
 class _Step:
-    """A step to count; two are the same by their keys."""
+    """A step to count; two with the same keys are the same."""
 
     key: tuple[Any, ...]
     job: TrainJob = field(compare=False)
@@ -152,14 +152,14 @@ def _counted(
 
 
 def _update_peak(job: TrainJob, network: nn.Module) -> int:
-    """What an optimizer holds for a moment while it updates; 0 where that needs real numbers."""
+    """Return the optimizer's temporary bytes in an update; 0 if that needs real values."""
     if not job.optimizer.args.get("foreach"):
         learned = [item for item in network.parameters() if item.grad is not None]
         for item in sorted(learned, key=lambda one: one.nbytes)[:-_UPDATED]:
             item.grad = None
     with contextlib.suppress(Exception):
         optimizer = make_optimizer(job.optimizer, job.network, network)
-        optimizer.step()  # makes what it keeps
+        optimizer.step()  # creates its state
         with LiveBytes() as live:
             optimizer.step()
         return live.peak
@@ -167,6 +167,6 @@ def _update_peak(job: TrainJob, network: nn.Module) -> int:
 
 
 def _without_lengths(graph: Graph) -> Graph:
-    """The graph with every row as long as the longest, which needs most."""
+    """Return the graph with all rows as long as the longest, which needs the most memory."""
     layers = tuple(layer.model_copy(update={"lengths": None}) for layer in graph.layers)
     return graph.model_copy(update={"layers": layers})

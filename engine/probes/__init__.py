@@ -1,1 +1,1 @@
-"""Watching a network while it trains: what is seen, when, and how it leaves the process."""
+"""Probes: which tensors are watched, on which steps, and how the records leave the process."""

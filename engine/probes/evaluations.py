@@ -1,4 +1,4 @@
-"""Watching evaluations: the first batch of the validation rows, the same rows each time."""
+"""Watch evaluations: the first batch of the validation rows, the same rows each time."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ PHASE = "evaluate"
 
 
 class Evaluations:
-    """The probes that look at evaluations. Measured like the others, and never governed."""
+    """The probes of evaluations. Their cost is measured and never governed."""
 
     phase = PHASE
 
@@ -31,7 +31,7 @@ class Evaluations:
         self.captures = sink.captures
         self.failed = sink.failed
         self.training = WatchedTraining()
-        """An evaluation is no training: no loss and no optimizer is watched."""
+        """No loss and no optimizer is watched in an evaluation."""
         self.loss: Tensor | None = None
         self.watches: list[ActiveProbe] = []
         self._meter = meter
@@ -42,7 +42,7 @@ class Evaluations:
 
     @property
     def clock(self) -> Clock:
-        """Where the time is told that looks take out of a pass."""
+        """The clock that excludes the time of watching from a pass."""
         return self._sink.clock
 
     def look(self, step: int) -> AbstractContextManager[object]:
@@ -60,20 +60,20 @@ class Evaluations:
     def finish_step(
         self, step: int, rows: list[Seen], counted: Sequence[TensorHistogram] = ()
     ) -> None:
-        """Send the tensors and the statistics of an evaluation on their way."""
+        """Send the tensors and the statistics of an evaluation."""
         self.captures.finish_step()
         record: dict[str, Any] = {"type": "stats", "at": now(), "step": step, "phase": PHASE}
         self._telling.tell(record, rows, counted, self._looking, None)
 
     def settle(self) -> None:
-        """Take in what looking has cost, as far as it can be read."""
+        """Add the measured costs that can be read by now."""
         self._meter.end()
         for measured in self._meter.take():
             self._overhead.take_evaluation(measured)
 
 
 def _is_due(watch: ActiveProbe, number: int, step: int) -> bool:
-    """``every`` counts evaluations; ``at`` names the steps after which they ran."""
+    """Return whether a probe is due: ``every`` counts evaluations, ``at`` lists steps."""
     if watch.probe.at is not None:
         return step in watch.probe.at and watch.is_open(step)
     return number % (watch.probe.every or 1) == 0 and watch.is_open(step)

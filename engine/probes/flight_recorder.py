@@ -1,8 +1,8 @@
-"""The flight recorder: a probe with ``on: nonfinite``.
+"""Flight recorder: a probe with ``on: nonfinite``.
 
-It looks at every step, keeps the figures of the last steps in memory and says nothing, until a
-tensor that it watches, or the loss, is not finite. Then it tells the steps it has kept and the bad
-one, once; a finite step arms it again.
+It watches every step and keeps the statistics of the last steps in memory. When a tensor that it
+watches or the loss has a NaN or Inf, it sends the kept steps and that step, once. A finite step
+arms it again.
 """
 
 import math
@@ -20,7 +20,7 @@ from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import Probe
 
 NUM_STEPS = 20
-"""Steps that are kept and come with the first bad one."""
+"""Number of kept steps that are sent with the first step that has a NaN or Inf."""
 _NAN, _INF = STATS_COLUMNS.index("nan"), STATS_COLUMNS.index("inf")
 _OF_FORWARD = ("output", "input")
 
@@ -30,37 +30,37 @@ Keep = Callable[[str, str, Tensor], object]
 
 
 class FlightRecorder(ActiveProbe):
-    """A probe at work that speaks only when something is not finite."""
+    """A probe that sends records only when a tensor or the loss has a NaN or Inf."""
 
     def __init__(self, number: int | str, probe: Probe) -> None:
         super().__init__(number, probe)
         self.takes_stats = True
-        self.takes_full = False  # whole tensors go by `see`, which knows whether the step is bad
+        self.takes_full = False  # `see` keeps whole tensors: it knows whether the step is bad
         self._keeps = not {"full", "sample"}.isdisjoint(probe.want)
         self._kept: deque[tuple[dict[str, Any], list[Row], set[Key]]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
         self._is_bad = False
-        """Whether the tensors of the step that is looked at are kept from here on."""
+        """Whether tensors of the current step are kept from here on."""
         self._is_late = False
-        """Whether a step was found bad only when its tensors were gone."""
+        """Whether a step was found bad only after its tensors were gone."""
         self._spoilt: int | None = None
         self._held: list[tuple[str, str, Tensor, int]] = []
 
     def begin(self) -> None:
-        """A look begins. After news that came late, this step is kept instead."""
+        """Start a step. If the previous bad step was found too late, keep this step's tensors."""
         self._is_bad, self._is_late = self._is_late, False
 
     def release(self) -> None:
-        """The look is over: nothing of its tensors stays here."""
+        """End the step and drop its tensors."""
         self._held.clear()
 
     def see(
         self, step: int, key: Key, tensor: Tensor, figures: Sequence[float] | Tensor, keep: Keep
     ) -> None:
-        """Look at a tensor that is still what it was; ``key`` is its name and kind.
+        """Process a tensor that still has its value; ``key`` is its name and kind.
 
-        From the first bad one on the step's tensors are kept. What the forward pass gave before is
-        kept too, where nothing has overwritten it.
+        From the first bad tensor on, the step's tensors are kept. Earlier tensors of the forward
+        pass are kept too, unless they were overwritten.
         """
         if not self._keeps:
             return
@@ -73,7 +73,7 @@ class FlightRecorder(ActiveProbe):
             keep(*key, tensor)
 
     def see_loss(self, step: int, loss: Tensor | None, keep: Keep) -> None:
-        """Look at the loss of the step, where that makes nobody wait."""
+        """Check the loss of the step if that does not wait for a device."""
         if not self._keeps or not self._is_armed or self._is_bad or loss is None:
             return
         if loss.device.type == "cpu" and not bool(torch.isfinite(loss).all()):
@@ -89,9 +89,10 @@ class FlightRecorder(ActiveProbe):
     def take(
         self, record: Mapping[str, Any], rows: Sequence[Row], loss: float, told: set[Key]
     ) -> list[dict[str, Any]]:
-        """Take in the figures of a step, when they have arrived; gives the records to send now.
+        """Process the statistics of a step after readback; return the records to send now.
 
-        ``told`` is what has been sent of this step by whatever probe; what is sent joins it.
+        ``told`` is the set of rows of this step that any probe has sent; what is returned is added
+        to it.
         """
         entry = (dict(record), [*rows], told)
         if math.isfinite(loss) and not any(is_bad(row) for row in rows):
@@ -107,12 +108,12 @@ class FlightRecorder(ActiveProbe):
         return [late for kept in found if (late := _untold(*kept)) is not None]
 
     def state(self) -> State:
-        """What it keeps, and whether it would speak."""
+        """Return the kept steps and whether the recorder is armed."""
         kept = [[record, rows, sorted(told)] for record, rows, told in self._kept]
         return {"armed": self._is_armed, "late": self._is_late, "kept": kept}
 
     def restore(self, state: State, told: dict[int, set[Key]]) -> None:
-        """Go on recording; ``told`` is shared by all recorders, by step."""
+        """Restore the state; ``told`` is shared by all recorders, by step."""
         self._is_armed, self._is_late = bool(state["armed"]), bool(state["late"])
         self._kept.clear()
         for record, rows, names in state["kept"]:
@@ -123,7 +124,7 @@ class FlightRecorder(ActiveProbe):
 
 
 def is_bad(row: Row) -> bool:
-    """Whether a row of statistics has seen a NaN or an infinity."""
+    """Return whether a row of statistics counts a NaN or Inf."""
     return bool(row[_NAN] or row[_INF])
 
 

@@ -1,7 +1,7 @@
-"""What probes remember of the steps before: it is saved and comes back with a checkpoint.
+"""Save the state of probes with a checkpoint and restore it.
 
-Intervals that the governor widened stay wide, so that a job that goes on looks at the steps that it
-would have looked at, and does not have to find out anew. What looking costs is measured again.
+Widened intervals stay wide: a resumed job watches the steps that it would have watched without the
+interruption. The cost of watching is measured again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from engine.probes.watched.probe import ActiveProbe
 
 
 def state(watches: Sequence[ActiveProbe], off: Sequence[str], num_evaluations: int) -> State:
-    """What these remember, by their numbers or ids."""
+    """Return the state of these probes, by number or id."""
     found = {str(watch.number): _of(watch) for watch in watches}
     return {"evaluations": num_evaluations, "watches": found, "off": [*off]}
 
@@ -28,7 +28,7 @@ def _of(watch: ActiveProbe) -> dict[str, Any]:
 
 
 def restore(saved: State, watches: Sequence[ActiveProbe]) -> None:
-    """Give back what was remembered to those that are as they were."""
+    """Restore the saved state to the probes that have not changed."""
     told: dict[int, set[Key]] = {}
     for watch in watches:
         entry = saved["watches"].get(str(watch.number))

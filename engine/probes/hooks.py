@@ -1,11 +1,11 @@
-"""The watching of steps: hooks that exist while they run, and look without touching.
+"""Watch steps with hooks that exist only while they are needed and change no value.
 
-A forward hook sees what goes into and comes out of a layer, a tensor hook the gradient of that;
-parameters and their gradients are read after backward, and around the optimizer's step where a
-probe wants what the step does. No hook returns a value or draws a random number, and a ReLU that is
-computed where it is counted has torch's bits (``rectified``), so a watched step computes the very
-same bits. The meter is told what each look took and for whom, and the flight
-recorders see what is seen.
+A forward hook sees the inputs and outputs of a layer, a tensor hook sees their gradients.
+Parameters and their gradients are read after backward, and around the optimizer's step if a probe
+wants the update. No hook returns a value or draws a random number. A ReLU that is computed together
+with its statistics gives the same bits as torch's (``rectified``). A watched step therefore
+computes the same bits as an unwatched one. The meter measures the cost of each observation and
+which probes caused it; the flight recorders see the same tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,18 +37,18 @@ from glasshouse.spec import Probe
 
 T = TypeVar("T")
 _SeenAs = tuple[str, str, Tensor, ActiveProbes]
-"""A tensor by its kind and name, and who wants it."""
+"""Kind, name, tensor, and the probes that watch it."""
 _KINDS = {
     kind: number
     for number, kind in enumerate(
         ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
     )
 }
-"""In the order in which a step tells of them."""
+"""The order of kinds in a step's record."""
 
 
 class _Order(dict[tuple[str, str], tuple[int, str, int]]):
-    """Where in what a step tells the rows of a name and a kind come; found once for each."""
+    """The sort key of a row by name and kind; computed once for each."""
 
     def __init__(self, sight: HookSites) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Order(dict[tuple[str, str], tuple[int, str, int]]):
 
 
 class StepWatcher(AbstractContextManager["StepWatcher"]):
-    """The watching of steps by the same probes, one step at a time."""
+    """Watches steps with one set of probes, one step at a time."""
 
     def __init__(self, sink: Sink, due: list[ActiveProbe], meter: Meter) -> None:
         self._sink = sink
@@ -73,14 +73,14 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._clips = sink.training.clips
         self._recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
         self._shows = True
-        """Whether the recorders see each tensor by itself, not many at once."""
+        """Whether recorders see each tensor by itself instead of many at once."""
         self._is_open = self._comes_again = False
         self._hooks: list[Any] = []
-        """On modules: there while steps that follow each other are looked at."""
+        """On modules; they stay while consecutive steps are watched."""
         self._taps: list[Any] = []
         """On tensors of this step."""
         self._rectifiers: list[nn.Module] = []
-        """ReLUs that are computed where they are counted, while there are hooks."""
+        """ReLUs that are computed with their statistics while the hooks exist."""
         self._calls: list[Calls] = []
         self._rectified = WatchedReLU()
         self._relu = self._rectified.relu
@@ -89,7 +89,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
     def at(self, step: int, *, comes_again: bool = False) -> Self:
-        """Be entered for a step. Where the next one is looked at too, hooks may stay until then."""
+        """Prepare for a step. If the next step is watched too, the hooks may stay until then."""
         self._step, self._comes_again = step, comes_again
         return self
 
@@ -107,7 +107,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         return self
 
     def release(self) -> None:
-        """Take the hooks away that have stayed."""
+        """Remove the remaining hooks."""
         for hook in self._hooks:
             hook.remove()
         for module in self._rectifiers:
@@ -163,9 +163,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             self._finish()
 
     def step(self, update: Update, mark: Mark) -> None:
-        """Make the optimizer's step, and look at what it takes and what it does.
+        """Run the optimizer's step, and watch the gradients before it and the update after it.
 
-        ``mark`` is told which part of the step has just ended.
+        ``mark`` receives the phase of the step that has just ended.
         """
         if not self._goes_on:
             update()
@@ -282,7 +282,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
     # --- parameters and what belongs to them ------------------------------------------------
 
     def _gradients(self, point: str) -> list[Seen]:
-        """The gradients that are to be seen now; without clipping all are seen as they came."""
+        """Return the gradients to watch now; without clipping all are watched as they came."""
         wanted = self._sight.parameters("param_grad")
         if self._clips:
             some = [
@@ -301,10 +301,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 found.append((key, item, wanting(self._due, "optim_state", key)))
         return [seen for seen in found if seen[2]]
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------
 
     def _see_all(self, kinds: Mapping[str, Sequence[Seen]]) -> None:
-        """Look at many tensors, all of which are still what they were: one call for the figures."""
+        """Watch many tensors that still have their values, with one call for the statistics."""
         seen = [(kind, *one) for kind, some in kinds.items() for one in some]
         if not seen:
             return
@@ -323,7 +323,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         counted = [one for one in seen if one[3].takes_stats and not one[3].counts]
         try:
             figures = summarize_all([tensor for _, _, tensor, _ in counted])
-        except Exception:  # one by one, so that only the one at fault is missing
+        except Exception:  # one by one, so that only the failing tensor is missing
             for kind, name, tensor, watches in seen:
                 self._see(kind, name, tensor, watches)
             return
@@ -344,9 +344,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         *,
         is_counted: bool = False,
     ) -> None:
-        """Look at a tensor now: it may be overwritten by the next instruction.
+        """Watch a tensor now: the next operation may overwrite it.
 
-        ``source`` is what a ReLU made it of; of a gradient, the ReLU itself in torch's graph.
+        ``source`` is the input of the ReLU that computed the tensor; for a gradient, the ReLU's
+        autograd node.
         """
         if not watches:
             return
@@ -392,7 +393,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
     def _show(
         self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes, figures: Any
     ) -> None:
-        """Let the recorders among those that look see a tensor, whose figures are known."""
+        """Pass a tensor with known statistics to the recorders among the probes."""
         for watch in watches:
             if isinstance(watch, FlightRecorder):
                 try:
@@ -402,11 +403,11 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                     self._sink.failed([watch], error)
 
     def _keeper(self, recorder: FlightRecorder) -> Callable[[str, str, Tensor], None]:
-        """What keeps of a tensor what a recorder wants of it."""
+        """Return the function that keeps the parts of a tensor that a recorder wants."""
         return lambda name, kind, tensor: self._keep(kind, name, tensor, [recorder.probe])
 
     def _observe(self, watches: Sequence[ActiveProbe], make: Callable[[], T]) -> T | None:
-        """Make something to look at; a failure is the probes', not the job's."""
+        """Call ``make``; a failure counts for the probes and does not fail the job."""
         started = self._meter.start()
         try:
             return make()
@@ -422,7 +423,7 @@ def _all_of(seen: Sequence[Seen]) -> list[ActiveProbe]:
 
 
 def _by_size(seen: Sequence[_SeenAs]) -> dict[ActiveProbe, float] | ActiveProbes:
-    """Who wanted how much of several tensors that were looked at in one call."""
+    """Return each probe's weight by tensor size, for tensors watched in one call."""
     same = seen[0][3]
     if all(watches is same for _, _, _, watches in seen):
         return same

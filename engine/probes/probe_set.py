@@ -1,4 +1,4 @@
-"""All probes of a job: which of them look at a step, and where goes what they see."""
+"""All probes of a job: which of them watch a step, and where their records go."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from glasshouse.spec import Probe
 Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
 _SETTLE_STEPS = 4
-"""Watched steps after which it is worth while to see what they have cost."""
+"""Number of watched steps after which their costs are read."""
 _IDLE = Unwatched()
 _KEPT_LOOKS = 16
 
@@ -50,7 +50,7 @@ class Probes:
         training: WatchedTraining | None = None,
         captures: Captures | None = None,
     ) -> None:
-        """``captures`` None: whole tensors become files of ``out_dir``."""
+        """Create the probes; without ``captures``, whole tensors become files of ``out_dir``."""
         self.network = network
         self.training = training or WatchedTraining()
         self._looks: dict[tuple[ActiveProbe, ...], StepWatcher] = {}
@@ -58,7 +58,7 @@ class Probes:
         self.emit = emit
         self.readback = readback
         self.clock: Clock = HostClock()
-        """Where the time is told that looks take out of a pass."""
+        """The clock that excludes the time of watching from a pass."""
         self.captures = captures or Captures(out_dir, emit)
         meter_clock = clock_of(readback.device)
         self._meter = Meter(meter_clock)
@@ -67,18 +67,18 @@ class Probes:
         self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._off: list[str] = []
-        """Those that were switched off, because looking failed."""
+        """Probes that were switched off because they kept failing."""
         self._looking: list[ActiveProbe] = []
         self._next_due = self._step = 0
         self.loss: Tensor | None = None
-        """The loss of the newest step; a recorder asks whether it is finite."""
+        """The loss of the newest step; recorders check whether it is finite."""
         self.wanted: RequestedProbes | None = None
-        """The list in force; None: that of the spec, which has no ids."""
+        """The current list; None: the list of the spec, which has no ids."""
 
     def watch(self, wanted: RequestedProbes | None, step: int) -> None:
-        """Watch this list from a step on; None, or the same: what is watched already.
+        """Watch this list from a step on; None or the same list changes nothing.
 
-        A probe that stays as it is keeps its failures.
+        An unchanged probe keeps its number of failures.
         """
         if wanted is None or wanted is self.wanted:
             return
@@ -106,16 +106,16 @@ class Probes:
         self._overhead.keep(watches)
 
     def at(self, step: int) -> StepWatcher | Unwatched:
-        """Watch one forward and backward pass, if any probe is due.
+        """Return a context that watches one forward and backward pass, if any probe is due.
 
-        It is entered for those; then it makes the optimizer's step, which may be watched too.
+        After the pass, its ``step`` runs the optimizer's step, which may be watched too.
         """
         if self.captures.pending:
             self.captures.poll()
         if step < self._next_due:
             return _IDLE
         self._step = step
-        self._meter.begin(step)  # which ends the step that was watched before
+        self._meter.begin(step)  # this closes the previous watched step
         started = self._meter.start()
         if self._meter.num_closed >= _SETTLE_STEPS:
             self._settle(step)
@@ -126,13 +126,13 @@ class Probes:
             self._looking = due
             again = all(watch.is_due(step + 1) for watch in due)
             return self._look(due).at(step, comes_again=again)
-        if self._newest is not None:  # whose interval has become wider in the meantime
+        if self._newest is not None:  # its interval has widened in the meantime
             self._newest.release()
         self._next_due = first_due_after(self._training, step)
         return _IDLE
 
     def _look(self, due: list[ActiveProbe]) -> StepWatcher:
-        """The look of these probes; its hooks are the only ones."""
+        """Return the watcher of these probes; only its hooks exist."""
         key = tuple(due)
         if key not in self._looks:
             if len(self._looks) >= _KEPT_LOOKS:
@@ -151,12 +151,12 @@ class Probes:
         self._looks.clear()
 
     def _settle(self, step: int | None) -> None:
-        """Take in what watching has cost, as far as it can be read: before a step or at the end."""
+        """Read the measured costs that are available: before a step, or at the end."""
         for measured in self._meter.take():
             self._overhead.take(measured, self._all, step)
 
     def close(self) -> None:
-        """Send every kept tensor on its way, and say what watching has cost."""
+        """Send every kept tensor and report the cost of watching."""
         self._forget_looks()
         self._meter.end()
         self._settle(step=None)
@@ -168,19 +168,19 @@ class Probes:
     def finish_step(
         self, step: int, rows: list[Seen], counted: Sequence[TensorHistogram] = ()
     ) -> None:
-        """Send the tensors and the statistics of a step on their way."""
+        """Send the tensors and the statistics of a step."""
         self.captures.finish_step()
         self._report_dropped()
         record = {"type": "stats", "at": now(), "step": step, "phase": self.phase}
         self._telling.tell(record, rows, counted, self._looking, self.loss)
 
     def figures(self) -> dict[str, float]:
-        """What a step's metrics say of watching: how long it waited for a ``lossless`` probe."""
+        """Return the step metric of watching: the time it waited for a ``lossless`` probe."""
         waited_s = self.captures.take_waited_s()
         return {"time/lossless_wait": waited_s} if waited_s else {}
 
     def failed(self, watches: Sequence[ActiveProbe], error: Exception) -> None:
-        """Count a failure to observe; a probe that keeps failing is switched off."""
+        """Count a failure of probes; a probe that keeps failing is switched off."""
         for watch in watches:
             watch.num_failures += 1
             what = f"probe {watch.number}: {type(error).__name__}: {error}"
@@ -203,13 +203,13 @@ class Probes:
         self.emit(record | {"changes": [change]})
 
     def state(self) -> State:
-        """How far each interval has widened, how often looking failed, what recorders keep."""
+        """Return the factor of each interval, the failures, and what recorders keep."""
         return history.state(self._all, self._off, self.evaluations.num_evaluations)
 
     def restore(self, state: State) -> None:
-        """Watch on as before; a probe that was changed since begins anew.
+        """Restore the state; a probe that was changed since starts anew.
 
-        Which of those with ids were switched off, the list that is in force knows.
+        For probes with ids, the current list says which were switched off.
         """
         self.evaluations.num_evaluations = int(state["evaluations"])
         history.restore(state, self._all)
@@ -225,5 +225,5 @@ class Probes:
 
 
 def made(number: int | str, probe: Probe) -> ActiveProbe:
-    """A probe at work."""
+    """Create the active probe of a spec's probe."""
     return ActiveProbe(number, probe) if probe.on is None else FlightRecorder(number, probe)

@@ -1,4 +1,4 @@
-"""Who a look works for: where what it sees goes, and what is trained."""
+"""Interfaces between a watcher and its owner: where records go, and what is trained."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,24 +19,24 @@ from engine.probes.watched.probe import ActiveProbe
 
 Mark = Callable[[str], None]
 Update = Callable[[], object]
-"""Makes the optimizer's step, or decides not to."""
+"""Runs the optimizer's step, or skips it."""
 
 
 @dataclass(frozen=True)
 class WatchedTraining:
-    """What a network is trained with, as far as it is watched."""
+    """The watched parts of a training: loss, optimizer, clipping, gradient scaling."""
 
     loss_fn: Losses | None = None
     rows: Rows | None = None
     clips: bool = False
     """Whether gradients are clipped before the update."""
     scaling: GradScaling | None = None
-    """What gradients by outputs are scaled by, if they are."""
+    """What scales the gradients with respect to outputs, if they are scaled."""
     optimizer: torch.optim.Optimizer | None = None
 
 
 class Unwatched(AbstractContextManager["Unwatched"]):
-    """A step that nothing looks at."""
+    """A step that no probe watches."""
 
     def __enter__(self) -> "Unwatched":
         return self
@@ -45,31 +45,31 @@ class Unwatched(AbstractContextManager["Unwatched"]):
         pass
 
     def step(self, update: Update, _mark: Mark) -> None:
-        """Make the optimizer's step."""
+        """Run the optimizer's step."""
         update()
 
 
 class Sink(Protocol):
-    """Where a look takes what it has seen."""
+    """Receives what a watcher has seen."""
 
     network: Network
     training: WatchedTraining
     loss: Tensor | None
     phase: str
     captures: Captures
-    """Where whole tensors go."""
+    """Receives whole tensors."""
 
     @property
     def clock(self) -> Clock:
-        """Where the time is told that looks take out of a pass."""
+        """The clock that excludes the time of watching from a pass."""
         ...
 
     def finish_step(
         self, step: int, rows: list[tuple[str, str, Any]], counted: Sequence[TensorHistogram]
     ) -> None:
-        """Send the statistics of a step on their way."""
+        """Send the statistics of a step."""
         ...
 
     def failed(self, watches: Sequence[ActiveProbe], error: Exception) -> None:
-        """Count a failure to observe."""
+        """Count a failure to watch."""
         ...

@@ -1,4 +1,4 @@
-"""From the figures of one look to records: what is told at once, and what a recorder keeps."""
+"""Turn the statistics of a watched step into records: sent at once, or kept by a recorder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -17,7 +17,7 @@ Seen = tuple[str, str, Any]
 
 
 class RecordSender:
-    """Sends the figures of looks, when they have arrived, to whoever wants them."""
+    """Sends statistics, when they have been read back, to the probes that want them."""
 
     def __init__(self, emit: Emit, readback: Readback) -> None:
         self.emit = emit
@@ -31,18 +31,18 @@ class RecordSender:
         looking: Sequence[ActiveProbe],
         loss: Tensor | None,
     ) -> None:
-        """Send the figures of a look.
+        """Send the statistics of a watched step.
 
-        ``record`` is the record without them; ``loss`` is read only where somebody records.
+        ``record`` is the record without them; ``loss`` is read only if there is a recorder.
         """
         recorders = [watch for watch in looking if isinstance(watch, FlightRecorder)]
         if not (recorders or counted or any(isinstance(row[2], Tensor) for row in rows)):
-            if rows:  # all is known, and nobody but the reader wants it: the usual case on a CPU
+            if rows:  # everything is known and no recorder needs it: the usual case on a CPU
                 table = [[layer, kind, *figures] for layer, kind, figures in rows]
                 self.emit({**record, "rows": table})
             return
         telling = [watch for watch in looking if not isinstance(watch, FlightRecorder)]
-        # Beside tensors on a device there are scalars that the optimizer keeps in CPU memory.
+        # Besides tensors on a device there are scalars that the optimizer keeps in CPU memory.
         known = [None if isinstance(found, Tensor) else found for _, _, found in rows]
         coming = [found for _, _, found in rows if isinstance(found, Tensor)]
         coming += [loss.detach()] if recorders and loss is not None else []
@@ -71,7 +71,7 @@ class RecordSender:
         recorders: Sequence[FlightRecorder],
         now: Sequence[list[Any]],
     ) -> None:
-        """Let the recorders take what they have seen, and send what they say."""
+        """Pass the rows to the recorders, and send the records that they return."""
         sent = {(row[0], row[1]) for row in now}
         for recorder in recorders:
             seen = [row for row in table if recorder.has_seen(row[1], row[0])]
@@ -86,7 +86,7 @@ class RecordSender:
         *,
         some: bool,
     ) -> None:
-        """Hand numbers on: now, or when the device has sent them."""
+        """Call ``then`` with the numbers: now, or when they have been read back."""
         count = sum(item.numel() for item in coming)
 
         def then_many(numbers: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""A ReLU that is watched together with what it reads: computed in the pass that counts both.
+"""A watched ReLU: computed in the same pass as the statistics of its input and output.
 
-A pass over a tensor costs what reading it from memory costs. A layer's output is counted, its ReLU
-computed and the ReLU's output counted in one reading; in the same way back, the gradient by the
-ReLU's output gives the one by its input. Values are torch's, bit for bit but for the payload of a
-NaN, and figures are those of tensors that are counted one by one. Which outputs a ReLU reads is
-learned as it happens, at the first step at which both are seen.
+A pass over a tensor costs as much as reading it from memory. One pass computes the statistics of a
+layer's output, its ReLU, and the statistics of the ReLU's output. In backward, one pass likewise
+turns the gradient with respect to the ReLU's output into that with respect to its input. Values are
+bitwise equal to torch's except for the payload of a NaN; statistics equal those of tensors that are
+counted one by one. Which outputs a ReLU reads is found at the first step at which both are watched.
 """
 
 import weakref
@@ -20,24 +20,24 @@ from engine.probes.watched.probe import ActiveProbes
 
 
 class _Last(NamedTuple):
-    """The output that was seen last."""
+    """The newest watched output."""
 
     name: str
     tensor: weakref.ref[Tensor]
     version: int
     watches: ActiveProbes
     out: Tensor | None
-    """What the ReLU makes of it, where one is known to read it,"""
+    """The ReLU's output, if a ReLU is known to read this tensor."""
     figures: Figures | None
-    """and its figures."""
+    """The statistics of ``out``."""
 
     def is_source(self, source: Tensor) -> bool:
-        """Whether this very tensor was seen, and has not been written to since."""
+        """Return whether ``source`` is that tensor, not written to since."""
         return self.tensor() is source and source._version == self.version
 
 
 class _Back(NamedTuple):
-    """A gradient that was seen on its way into a ReLU, and what has become of it."""
+    """The gradient of a ReLU's output, and the gradient of its input that was computed from it."""
 
     node: Any
     gradient: Tensor
@@ -48,18 +48,18 @@ class _Back(NamedTuple):
 
 
 class WatchedReLU:
-    """Counts outputs and their gradients, and computes the ReLUs between them."""
+    """Computes statistics of outputs and their gradients, and the ReLUs between them."""
 
     def __init__(self) -> None:
         self._last: _Last | None = None
         self._back: _Back | None = None
         self._read: set[str] = set()
-        """The outputs that a ReLU has read; the same probes want statistics of both."""
+        """The outputs that a ReLU has read, where the same probes want statistics of both."""
         self._graded: dict[str, ActiveProbes] = {}
-        """The outputs of which statistics of the gradients are wanted."""
+        """The outputs whose gradients' statistics are wanted."""
 
     def forget(self) -> None:
-        """At the end of a step: keep no tensor."""
+        """Drop the tensors at the end of a step."""
         self._last = self._back = None
 
     # --- forward --------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class WatchedReLU:
     def summarize(
         self, name: str, tensor: Tensor, watches: ActiveProbes, source: Tensor | None
     ) -> Figures:
-        """The figures of an output; ``source`` is what it was made of, if a ReLU made it."""
+        """Return the statistics of an output; ``source`` is the input of its ReLU, if any."""
         last, self._last = self._last, None
         if last and source is not None and last.is_source(source):
             if last.out is tensor and last.figures is not None:
@@ -91,7 +91,7 @@ class WatchedReLU:
         return figures
 
     def relu(self, x: Tensor) -> Tensor:
-        """What stands in for the forward of a ReLU that is watched."""
+        """Replace the forward of a watched ReLU."""
         last = self._last
         if last is None or last.out is None or not last.is_source(x):
             return torch.relu(x)
@@ -100,14 +100,14 @@ class WatchedReLU:
     # --- backward -------------------------------------------------------------------------------
 
     def expect(self, name: str, watches: ActiveProbes) -> None:
-        """The gradient of an output will be seen by these, if it is asked for."""
+        """Note the probes that will watch the gradient of an output, if it is computed."""
         if watches.takes_stats and not watches.counts:
             self._graded[name] = watches
         else:
             self._graded.pop(name, None)
 
     def summarize_gradient(self, gradient: Tensor, watches: ActiveProbes, node: Any) -> Figures:
-        """The figures of an output's gradient; ``node`` made the output, in torch's graph."""
+        """Return the statistics of an output's gradient; ``node`` is the output's autograd node."""
         back = self._back
         if back is not None and back.out is gradient and gradient._version == back.version:
             self._back = None
@@ -123,19 +123,19 @@ class WatchedReLU:
         return figures
 
     def gradient_through(self, node: Any, gradient: Tensor) -> Tensor:
-        """The gradient by what a ReLU has read."""
+        """Return the gradient with respect to the ReLU's input."""
         back = self._back
         if back is None or back.node is not node:
             (gate,) = node.saved_tensors
         elif back.gradient is gradient:
             return back.out
-        else:  # a hook has changed it; what is saved may be had only once
+        else:  # a hook has changed it; saved tensors can be read only once
             gate = back.gate
         return torch.ops.aten.threshold_backward(gradient, gate, 0)
 
 
 class _Relu(torch.autograd.Function):
-    """Hands out what has been computed, and asks for the gradient in the same way."""
+    """Returns the precomputed output, and gets the gradient from ``WatchedReLU``."""
 
     @staticmethod
     def forward(ctx: Any, _x: Tensor, last: _Last, rectified: WatchedReLU) -> Tensor:
@@ -157,5 +157,5 @@ def _lie_alike(x: Tensor, y: Tensor) -> bool:
 
 
 def is_rectifier(module: nn.Module) -> bool:
-    """Whether a module is torch's own ReLU, and leaves what it reads as it is."""
+    """Return whether a module is torch's own ReLU and does not work in place."""
     return type(module) is nn.ReLU and not module.inplace

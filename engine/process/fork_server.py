@@ -1,7 +1,7 @@
-"""The fork server: a process that has imported everything and forks ranks in milliseconds.
+"""Fork server: a process that has imported everything and forks ranks in milliseconds.
 
-It never starts a thread and never touches CUDA: a fork copies only the thread that forks. Requests
-are JSON lines on a Unix socket; each fork request brings the read end of the rank's lifeline.
+It never starts a thread and never touches CUDA: a fork copies only the forking thread. Requests are
+JSON lines on a Unix socket; each fork request includes the read end of the rank's lifeline.
 """
 
 import array
@@ -38,9 +38,9 @@ _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def warm_up() -> None:
-    """Take one tiny step on one thread, so that a rank's first step finds everything loaded."""
+    """Run one tiny step on one thread, so that everything is loaded at a rank's first step."""
     torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # or a rank's first optimizer step would: 1.1 s
+    importlib.import_module("torch._dynamo")  # else a rank's first optimizer step would: 1.1 s
     network = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
     )
@@ -52,7 +52,7 @@ def warm_up() -> None:
 
 
 def num_threads() -> int:
-    """Threads of this process, those of native libraries included where they can be counted."""
+    """Return the number of threads, including those of native libraries if they can be counted."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def num_threads() -> int:
 
 
 class ForkServer:
-    """Serves fork requests and reports the endings of the ranks."""
+    """Serves fork requests and reports the exits of the ranks."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -174,7 +174,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def become_rank(request: dict[str, Any], parent: int) -> None:
-    """Turn a fresh fork into a process of its own: session, files, environment, fate."""
+    """Set up a fresh fork as its own process: session, files, environment, parent-death signal."""
     os.setsid()
     _die_with(parent)
     limit_rank()
@@ -196,7 +196,7 @@ def become_rank(request: dict[str, Any], parent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent ends, however it ends."""
+    """Ask Linux to kill this process when its parent exits for any reason."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

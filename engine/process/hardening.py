@@ -1,4 +1,4 @@
-"""What processes with torch hold themselves to: a torch without known holes, limits of a rank."""
+"""Hardening of processes with torch: no torch with known vulnerabilities, and limits of a rank."""
 
 import ctypes
 import resource
@@ -8,13 +8,13 @@ from contextlib import suppress
 import torch
 
 OLDEST_TORCH = (2, 10)
-"""Before it, loading "weights only" could be made to run code (CVE-2025-32434, CVE-2026-24747)."""
+"""Earlier versions could run code while loading "weights only" (CVE-2025-32434, CVE-2026-24747)."""
 MAX_OPEN_FILES = 4096
 _PR_SET_NO_NEW_PRIVS = 38
 
 
 def check_torch(version: str = torch.__version__) -> None:
-    """End the process if its torch has holes that are known.
+    """Exit if this torch has known vulnerabilities.
 
     Raises:
         SystemExit: it has.
@@ -26,10 +26,10 @@ def check_torch(version: str = torch.__version__) -> None:
 
 
 def limit_rank() -> None:
-    """Bound what a rank may do to the machine: no core files, few open files, no setuid.
+    """Limit what a rank may do to the machine: no core files, few open files, no setuid.
 
-    Memory is not bounded here: an address space is no measure of it with CUDA. That is the part of
-    a control group, which whoever starts the worker makes.
+    Memory is not limited here: the address space does not measure it with CUDA. A control group
+    does that, which whoever starts the worker creates.
     """
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)

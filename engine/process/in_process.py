@@ -1,4 +1,4 @@
-"""An attempt in this very process, for a debugger. What it sets is restored after it."""
+"""Run an attempt in this process, for a debugger, and restore the process's settings after it."""
 
 import os
 import resource
@@ -25,10 +25,10 @@ def carry_out(job_dir: Path) -> None:
 
 @contextmanager
 def _as_it_was() -> Generator[None]:
-    """Restore the environment, the limits of the process and what is global in torch."""
+    """Restore the environment, the limits of the process and torch's global state."""
     with ExitStack() as stack:
         for undo in (*_of_torch(), *_of_process()):
-            stack.callback(undo)  # each is called, also where another one fails
+            stack.callback(undo)  # each one runs, even if another fails
         yield
 
 
@@ -64,14 +64,14 @@ def _of_torch() -> list[Callable[[], object]]:
         lambda: torch.backends.mha.set_fastpath_enabled(fastpath),
         lambda: torch.set_default_dtype(dtype),
     ]
-    with suppress(RuntimeError):  # the caller has set it by torch.backends, which this cannot read
+    with suppress(RuntimeError):  # set by the caller with torch.backends, which this cannot read
         precision = torch.get_float32_matmul_precision()
         undone.append(lambda: torch.set_float32_matmul_precision(precision))
     return [*undone, _of_cuda()]
 
 
 def _of_cuda() -> Callable[[], object]:
-    """Restores the share of each device's memory, and generators that were not there before."""
+    """Return a function that restores each device's memory fraction, and seeds new generators."""
     was_initialized = torch.cuda.is_initialized()
     numbers = range(torch.cuda.device_count() if was_initialized else 0)
     shares = {number: torch.cuda.get_per_process_memory_fraction(number) for number in numbers}

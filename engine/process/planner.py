@@ -1,9 +1,9 @@
-"""The planner: a warm process that answers plans and catalogue questions, one JSON line each.
+"""Planner: a warm process that answers plans and catalog questions, one JSON line each.
 
-Memory is limited, time is limited, and every exception is an answer. Time is the processor's: a
-machine that is busy with others makes no network larger. Each request is answered by a forked
-child. One that takes too long is ended by the kernel (SIGPROF), so that no code is interrupted in
-the middle, and the warm process stays.
+Memory is limited, CPU time is limited, and every exception is an answer. CPU time is used because a
+busy machine must not make a network count as larger. A forked child answers each request. The
+kernel ends a child that takes too long (SIGPROF), so no code is interrupted midway and the warm
+process stays.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def answer(request: Any) -> dict[str, Any]:
     except MemoryError:
         detail = "the network is too large to be checked in memory"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
-    except Exception as error:  # whatever a spec provokes in torch is an answer, not an end
+    except Exception as error:  # whatever a spec causes in torch is an answer
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         detail = f"the spec cannot be checked: {type(error).__name__}: {reason}"
         errors = [{"pointer": "", "detail": detail, "code": "unchecked"}]
@@ -77,7 +77,7 @@ def answer(request: Any) -> dict[str, Any]:
 
 
 def _load(request: Mapping[str, Any]) -> None:
-    """Import what only some requests need, before time runs."""
+    """Import what only some requests need, before the time limit starts."""
     if isinstance(spec := request.get("spec"), dict):
         epoch_metrics.load_for(spec)
     if request.get("do") == "catalog" and request.get("section") == "metrics":
@@ -86,7 +86,7 @@ def _load(request: Mapping[str, Any]) -> None:
 
 @cache
 def warm_up() -> None:
-    """Plan one small job, so that what torch imports when first used is there."""
+    """Plan one small job, so that everything torch imports at first use is loaded."""
     layers = [
         {"name": "conv", "type": "Conv2d", "args": {"out_channels": 2, "kernel_size": 3}},
         {"name": "norm", "type": "BatchNorm2d"},
@@ -119,7 +119,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_set(request: dict[str, Any]) -> list[str]:
-    """What of a running job can be set; checks what is to be."""
+    """Check the requested settings of a running job; return those that can be set."""
     spec = parse_spec(request["spec"])
     if not isinstance(spec, TrainJob):
         raise one("/set", "only the settings of a training job can be changed", "not_trained")
@@ -133,10 +133,10 @@ def _refused(number: Any, errors: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """End this process by SIGPROF if it spends more processor time in here.
+    """End this process with SIGPROF if this context uses more CPU time than ``seconds``.
 
-    No Python code runs then. An exception that a signal handler raises may come up in a destructor
-    or a callback of torch, and there it aborts the process.
+    No Python code runs then. An exception from a signal handler may be raised in a destructor or a
+    callback of torch, which would abort the process.
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -147,7 +147,7 @@ def time_limit(seconds: float) -> Generator[None]:
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Limit the address space to what is in use now and so many bytes more."""
+    """Limit the address space to its current size plus ``extra_bytes``."""
     used = 0
     with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -167,7 +167,7 @@ def main() -> None:
     refuse_unpickling()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints must not reach the answers
+    os.dup2(2, 1)  # prints must not go into the answers
     catalog.section("layers")
     warm_up()
     limit_memory(limits.max_memory_bytes)
@@ -190,8 +190,8 @@ def main() -> None:
 def answer_in_child(request: Any, max_seconds: float) -> dict[str, Any]:
     """Answer one request in a child of this process.
 
-    A child that spends more processor time than ``max_seconds`` has ``overtime`` in its answer; one
-    that dies otherwise is refused with the code ``unchecked``.
+    If the child uses more CPU time than ``max_seconds``, the answer has ``overtime``. If it dies
+    otherwise, the request is refused with the code ``unchecked``.
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A rank: the process that runs one attempt of one job, from ``job.json`` to the ``end`` record."""
+"""Rank: the process that runs one attempt of one job, from ``job.json`` to the ``end`` record."""
 
 import gc
 import json
@@ -39,11 +39,11 @@ _UNFORESEEN = frozenset({"internal", "device", "storage"})
 """Categories of failures whose traceback goes to the log."""
 _COLLECT_AFTER = (20_000, 10, 10)
 PARENT_GONE = 75
-"""Exit code of a rank whose lifeline was cut."""
+"""Exit code of a rank whose lifeline was closed."""
 
 
 class Lifeline:
-    """Commands from the supervisor; when its end of the pipe closes, this process ends."""
+    """Receives commands from the supervisor; ends this process when the pipe closes."""
 
     def __init__(self, descriptor: int | None, job_dir: Path) -> None:
         self.cancel_requested = False
@@ -81,35 +81,35 @@ class Lifeline:
             case "commands":
                 self.orders.extend(self._read(command))
             case _:
-                pass  # of a newer supervisor
+                pass  # from a newer supervisor
 
     def _end(self, state: str) -> None:
-        self.ends_as = state  # before it is asked for, and a cancellation overrides a pause
+        self.ends_as = state  # set before the cancel request; a cancellation overrides a pause
         self.cancel_requested = True
 
     def _read(self, command: dict[str, Any]) -> Any:
-        """A list may be long, so that the pipe carries the name of its file."""
+        """Read a list of probes from its file: it may be too long for the pipe."""
         return jsonio.loads((self._job_dir / Path(command["file"]).name).read_bytes())
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Where an attempt goes on."""
+    """The checkpoint that an attempt resumes from."""
 
     directory: Path
-    """Of the checkpoint."""
+    """The checkpoint's directory."""
     step: int
-    """Updates done: the first step to run."""
+    """Updates done, which is also the first step to run."""
 
     @staticmethod
     def read(raw: dict[str, Any] | None) -> "Resume | None":
-        """Read what ``job.json`` says; None: from the beginning."""
+        """Read the entry of ``job.json``; None: start from the beginning."""
         if raw is None:
             return None
         return Resume(Path(raw["dir"]), int(raw["step"]))
 
     def saved(self) -> Saved:
-        """The checkpoint, checked.
+        """Load and check the checkpoint.
 
         Raises:
             CheckpointDamaged: it is not what was written, or is of another step.
@@ -124,7 +124,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What ``job.json`` says."""
+    """The contents of ``job.json``."""
 
     spec: TrainJob | InferJob
     tables: dict[str, Path]
@@ -133,19 +133,19 @@ class Assignment:
     checkpoint: Path | None
     trained_by: Trained | None
     watched: RequestedProbes | None = None
-    """The probes of now; None: those of the spec."""
+    """The current probes; None: those of the spec."""
     orders: tuple[dict[str, Any], ...] = ()
-    """Commands: first those to be applied again, then those that wait."""
+    """Commands: first those to be applied again, then those that are waiting."""
     ring: str | None = None
-    """The ring that the worker empties of whole tensors."""
+    """The ring from which the worker takes whole tensors."""
     flops: float | None = None
-    """Operations of one batch's forward pass, as planned."""
+    """Planned operations of one batch's forward pass."""
     peak_flops: float | None = None
-    """Operations a second that the devices are capable of."""
+    """Peak operations per second of the devices."""
     resume: Resume | None = None
-    """None: from the beginning."""
+    """None: start from the beginning."""
     parts: int = 1
-    """Each batch is run in so many, since memory ran out before."""
+    """Each batch runs in this many micro-batches, because memory ran out before."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -178,13 +178,13 @@ class Assignment:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
 
     def table(self, dataset: str) -> Table:
-        """The dataset's directory."""
+        """Return the dataset's stored table."""
         if dataset not in self.tables:
             raise SpecFailed(f"The job names the dataset {dataset!r}, which was not handed to it.")
         return Table(self.tables[dataset])
 
     def gathering(self, spec: TrainJob, control: RunControl, out: Outputs) -> Gathering:
-        """What finds the rows of a training job."""
+        """Return what creates the rows of a training job."""
         judged = spec.data.validation
         sources = [*spec.data.sources, *([judged] if judged else [])]
         tables = {source.dataset: self.table(source.dataset) for source in sources}
@@ -196,16 +196,17 @@ class End(NamedTuple):
     """How an assignment ended."""
 
     state: str
-    """``succeeded``, ``failed``, or what it was asked to end as."""
+    """``succeeded``, ``failed``, or the requested state."""
     reason: str | None = None
-    """Why a training ended before its time, where that was by its own spec."""
+    """Why a training run ended early by its own spec, if it did."""
 
 
 def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     """Run an assignment to its end."""
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
-    # One path, watched or not: torch's shortcut for attention is taken only where nobody hooks in.
+    # Watched and unwatched steps must take the same path: torch uses its attention fast path only
+    # without hooks.
     torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         torch.set_float32_matmul_precision("highest")
@@ -251,9 +252,9 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
 
 
 def be_deterministic(wanted: bool) -> None:
-    """Have torch take operations that give the same bits each time, and refuse others.
+    """Make torch use operations with the same bits each time, and refuse others.
 
-    cuBLAS reads its setting when CUDA is first used, which is after this.
+    cuBLAS reads its setting when CUDA is first used, which happens later.
     """
     if wanted:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -261,7 +262,7 @@ def be_deterministic(wanted: bool) -> None:
 
 
 def _planned(spec: TrainJob, rows: Rows) -> int:
-    """The rows of the batch that the plan is about."""
+    """Return the number of rows of the planned batch."""
     wanted = spec.data.bucket_by_length
     name = None if wanted is None else bucket_field(wanted, spec.data.fields)
     longest = None if name is None else longest_of(rows).get(name)
@@ -269,7 +270,7 @@ def _planned(spec: TrainJob, rows: Rows) -> int:
 
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:
-    """What training begins with. What a job has saved itself comes before what its spec names."""
+    """Return what training begins with. The job's own checkpoint precedes that of its spec."""
     if job.resume is not None:
         start = Start(job.resume.saved())
     elif spec.init is None:
@@ -284,7 +285,7 @@ def _start(job: Assignment, spec: TrainJob) -> Start | None:
 
 
 def _tell_differences(saved: Saved, device: torch.device) -> None:
-    """Say, in the job's log, why the numbers may differ from those of an uninterrupted run."""
+    """Log why the numbers may differ from those of an uninterrupted run."""
     here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
     for name, mine in here.items():
         if (theirs := saved.about.get(name)) != mine:
@@ -300,9 +301,10 @@ def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:
 
 
 def main(job_dir: Path, control_fd: int | None = None) -> int:
-    """Run ``job.json`` of a directory, writing its spool; returns the exit code.
+    """Run ``job.json`` of a directory and write its spool; return the exit code.
 
-    0: an ``end`` record was written, whatever it says. Anything else is for the worker to name.
+    0: an ``end`` record was written, whatever it says. The worker names the failure for any other
+    code.
     """
     calm_collector()
     failpoint("rank.begin")
@@ -312,7 +314,7 @@ def main(job_dir: Path, control_fd: int | None = None) -> int:
 
 
 def carry_out(job_dir: Path, control_fd: int | None = None) -> None:
-    """Run ``job.json`` of a directory, writing its spool up to the ``end`` record."""
+    """Run ``job.json`` of a directory and write its spool up to the ``end`` record."""
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
@@ -324,29 +326,29 @@ def carry_out(job_dir: Path, control_fd: int | None = None) -> None:
 
 
 def end_record(end: End, failure: RunFailure | None) -> dict[str, Any]:
-    """A rank's last word."""
+    """Return the rank's last record."""
     error = None if failure is None else failure.as_dict()
     record = {"type": "end", "at": now(), "state": end.state, "error": error}
     return record if end.reason is None else record | {"reason": end.reason}
 
 
 def calm_collector() -> None:
-    """Have the garbage collector look less often, and not through what the imports made.
+    """Make the garbage collector run less often, and exclude the objects of the imports.
 
-    A watched step makes thousands of small objects that live until its end, and none of them in a
-    cycle. At Python's own pace the collector goes through them, and through all that the imports
-    made, again and again within a step: of 1,000 watched layers it took as long as the looking.
+    A watched step creates thousands of small objects that live until its end; none is in a cycle.
+    With Python's default settings the collector scans them and all objects of the imports again and
+    again in a step: with 1,000 watched layers this took as long as the watching itself.
     """
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
 
 
 def attempt(work: Callable[[], End]) -> tuple[End, RunFailure | None]:
-    """Run a job. Whatever it raises becomes a named failure.
+    """Run a job; any exception becomes a named failure.
 
-    Standard error, which is the job's log, gets the traceback of a failure that nobody foresaw. Of
-    one that has a name, such as NaN in the loss or a bad row, it gets the message: our own call
-    stack would not help the reader.
+    Standard error, which is the job's log, gets the traceback of an unforeseen failure. For a
+    failure that has a name, such as NaN in the loss or a bad row, it gets the message only: our own
+    call stack would not help the reader.
     """
     try:
         return work(), None

@@ -1,7 +1,7 @@
-"""What is asked of a job while it trains: settings changed and things done, at step boundaries.
+"""Commands to a job while it trains: change settings, evaluate or save, at step boundaries.
 
-A boundary has the number of the step that comes next. What was applied before a restart is applied
-again at its own boundary, so that the steps that are done once more are the same steps.
+A boundary has the number of the next step. A command that was applied before a restart is applied
+again at its own boundary, so that repeated steps are the same.
 """
 
 import contextlib
@@ -22,13 +22,14 @@ from glasshouse.spec import TrainJob
 from glasshouse.spec.live import is_of_optimizer, is_of_sparse, place, value_of
 
 Order = dict[str, Any]
-"""``id``, ``by``, ``set`` or ``do``; of one to be applied again also ``step``, ``old``, ``new``."""
+"""``id``, ``by``, ``set`` or ``do``; for one to be applied again also ``step``, ``old``,
+``new``."""
 Follow = Callable[[TrainJob, int], None]
-"""Takes a job whose settings changed, and the updates done; raises SpecProblems to refuse it."""
+"""Takes a job with changed settings and the updates done; raises SpecProblems to refuse it."""
 
 
 class Commands:
-    """Carries out orders; the loop asks at a boundary whenever there are some."""
+    """Carries out commands; the loop calls it at a boundary whenever there are some."""
 
     def __init__(
         self,
@@ -48,10 +49,10 @@ class Commands:
         self._emit = emit
 
     def at(self, step: int) -> set[str]:
-        """Carry out what is due before a step; what is to be done besides: evaluate, checkpoint.
+        """Carry out the commands due before a step; return what else to do: evaluate, checkpoint.
 
-        Orders hold in the order in which they were given: a new one waits for all that are to be
-        applied again. What is done needs a step before it.
+        Commands apply in the order of their requests: a new one waits for all that are to be
+        applied again. An evaluation or a checkpoint needs a step before it.
         """
         to_do: set[str] = set()
         while self._orders:
@@ -64,7 +65,7 @@ class Commands:
                 self._set(order, step)
             else:
                 self._say(order, "applied", step)
-                to_do |= set() if is_first else {order["do"]}  # the checkpoint has it already
+                to_do |= set() if is_first else {order["do"]}  # the checkpoint already includes it
         return to_do
 
     def _set(self, order: Order, step: int) -> None:
@@ -74,7 +75,7 @@ class Commands:
             old = {path: self._value(path) for path in changes}
             with self._undone_on_error():
                 self._apply(changed, changes)
-                self._follow(changed, step)  # last: it checks first, and then only assigns
+                self._follow(changed, step)  # last, because it checks before it assigns
         except SpecProblems as error:
             self._say(order, "rejected", step, problem=error.problems[0].as_dict())
             return
@@ -99,7 +100,7 @@ class Commands:
 
     @contextlib.contextmanager
     def _undone_on_error(self) -> Generator[None]:
-        """If what is done in here raises, optimizer, schedule and clipping are what they were."""
+        """Restore the optimizer, schedule and clipping if this context raises."""
         rate, clip, groups = (
             self._learner.rate,
             self._learner.clip,

@@ -1,4 +1,4 @@
-"""Early stopping: the end of a training whose metric has stopped getting better."""
+"""Early stopping: end training if the metric stops improving."""
 
 import math
 
@@ -8,23 +8,23 @@ from glasshouse.spec import Early
 
 
 class EarlyStop:
-    """Judges the evaluations of a job, one after the other."""
+    """Tracks the monitored metric over the evaluations of a job."""
 
     def __init__(self, spec: Early) -> None:
         self.spec = spec
         self._best: float | None = None
         self._best_step = 0
         self._num_worse = 0
-        """Evaluations in a row that were no better."""
+        """Consecutive evaluations without an improvement."""
 
     @property
     def is_over(self) -> bool:
-        """Whether training ends."""
+        """Return whether training ends."""
         return self._num_worse >= self.spec.patience
 
     @property
     def reason(self) -> str:
-        """Why it ends, in words."""
+        """Return the reason for the end, as text."""
         best = (
             "never a number" if self._best is None else f"{self._best:g} at step {self._best_step}"
         )
@@ -32,7 +32,7 @@ class EarlyStop:
         return f"early stop: {name} was not better for {times} evaluations; its best is {best}"
 
     def judge(self, value: float, step: int) -> None:
-        """Take the value of an evaluation after a step. What is not a number is no better."""
+        """Take the value of an evaluation after a step. NaN is no improvement."""
         if self._is_better(value):
             self._best, self._best_step, self._num_worse = value, step, 0
         else:
@@ -47,10 +47,10 @@ class EarlyStop:
         return gain > self.spec.min_delta
 
     def state(self) -> State:
-        """The best so far, and how often there was none better."""
+        """Return the best value, and the number of evaluations without improvement."""
         return {"best": self._best, "step": self._best_step, "worse": self._num_worse}
 
     def restore(self, state: State) -> None:
-        """Judge on from there."""
+        """Restore the state."""
         self._best = jsonio.number(state["best"])
         self._best_step, self._num_worse = int(state["step"]), int(state["worse"])

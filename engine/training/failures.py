@@ -1,4 +1,4 @@
-"""What went wrong, by name: exceptions of a rank as the run failures that end a job."""
+"""Map the exceptions of a rank to the named run failures that end a job."""
 
 import errno
 
@@ -40,14 +40,14 @@ class StepFailed(Exception):
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The exception itself, without those that only add the step and the layer."""
+    """Return the original exception, without the wrappers that add the step and the layer."""
     while isinstance(error, (StepFailed, LayerFailed)):
         error = error.cause
     return error
 
 
 def classify(error: BaseException) -> RunFailure:
-    """The named failure of an exception, with the layer and the step where they are known."""
+    """Return the run failure of an exception, with its layer and step if known."""
     step = layer = None
     if isinstance(error, StepFailed):
         step, error = error.step, error.cause
@@ -77,7 +77,7 @@ def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
 
 
 def _shortfall(error: BaseException, text: str) -> OutOfMemory | None:
-    """The failure of an exception that says that memory ran out, on the device or the host."""
+    """Return the out-of-memory failure of an exception, of the device or the host; or None."""
     if isinstance(error, torch.OutOfMemoryError) or _mentions(text, _DEVICE_MEMORY):
         memory, where = out_of_memory.on_device(str(error)), "the device"
     elif isinstance(error, MemoryError) or _mentions(text, _HOST_MEMORY):

@@ -38,14 +38,14 @@ UNWATCHED = Unwatched()
 
 @dataclass
 class RunResult:
-    """How training ended."""
+    """The result of a training run."""
 
     network: Network
     num_steps: int
     state: str
-    """``succeeded``, or what it was asked to end as."""
+    """``succeeded``, or the state that was requested."""
     reason: str | None = None
-    """Why it ended before its time, where that was by its own spec."""
+    """Why it ended early by its own spec, if it did."""
 
 
 def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
@@ -60,11 +60,12 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     start: Start | None = None,
     parts: int = 1,
 ) -> RunResult:
-    """Train a network to the end of its spec, or until told to stop.
+    """Train a network until the end of its spec or until a stop is requested.
 
-    ``watched`` is what to watch from the first step on; left out, what the spec says. ``work`` is
-    what a step computes, where that is known. ``start`` is the checkpoint to begin with. ``parts``:
-    each batch is run in so many, of which the step is made as of the batch.
+    ``watched`` are the probes from the first step on; None: those of the spec. ``work``: the
+    operations of a row and the peak of the devices, if known. ``start`` is the checkpoint to begin
+    with. ``parts``: run each batch in this many micro-batches; the step is the same as with the
+    whole batch.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
@@ -124,7 +125,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                 schedule.judge(report.evaluate(step, epoch), step, learner.rate)
             if schedule.has_stopped:
                 break
-            if control.cancel_requested:  # after the evaluation, which would not come again
+            if control.cancel_requested:  # after the evaluation, which would not be repeated
                 state = control.ends_as
                 break
             due = schedule.saves_after(step)
@@ -165,14 +166,14 @@ def _saved(
     probes: Probes,
     guard: Guard,
 ) -> Parts:
-    """All that a checkpoint holds. What has a state of its own adds itself here."""
+    """Return all parts of a checkpoint. Anything with state is added here."""
     averages = learner.averages
     newest = Weights(learner.network)
-    # With averages, what is saved for use is not what is trained.
+    # With averages, the weights saved for use are not the trained ones.
     model = newest if averages is None else AveragedWeights(learner.network, averages)
     saved: dict[str, Stateful | None] = {
         "position": schedule,
-        "tuned": learner.tuned,  # its layout of the weights is the optimizer's too
+        "tuned": learner.tuned,  # its memory format also applies to the optimizer state
         "model": model,
         "optimizer": OptimizerState(learner.optimizer, learner.network),
         "report": report,
@@ -193,7 +194,7 @@ def _saved(
 
 
 def _has_ended(start: Start, report: Reporter, schedule: Schedule) -> bool:
-    """Begin with a checkpoint; whether training was over and all of it had been said."""
+    """Restore a checkpoint; return whether training was over and everything was reported."""
     start.restore(report.saver.parts)
     return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
 
@@ -206,7 +207,7 @@ def _settle(
     out: Outputs,
     pass_size: int,
 ) -> None:
-    """Choose what the spec leaves to a trial, where the job has not chosen before."""
+    """Choose the settings that the spec leaves to a trial, if the job has not chosen yet."""
     if learner.tuned is not None and (start is None or start.how != "resume"):
         with alone(learner.hidden_state):
             learner.tuned.choose(job, learner.loss_fn, rows, out.emit, pass_size)
@@ -214,7 +215,7 @@ def _settle(
 
 
 def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int) -> None:
-    """Say what the spec left open, where it is not what it was before."""
+    """Report the values of settings that the spec left open, if they have changed."""
     if job.precision == "auto":
         to = name_of(learner.network.low_precision)
         report.settle("precision", "auto", to, by="device", step=first)
@@ -230,7 +231,7 @@ def _commands(
     schedule: Schedule,
     report: Reporter,
 ) -> Commands:
-    """What may be asked while it trains; what was asked before the first step holds already."""
+    """Create the commands of a job; those requested before the first step are already applied."""
     first = schedule.position["step"]
     _tell_choices(job, learner, report, first)
 
@@ -263,7 +264,7 @@ def _probes(
 
 
 def _captures(out: Outputs, control: RunControl) -> Captures:
-    """Where whole tensors go."""
+    """Create the captures of whole tensors."""
     return Captures(
         out.directory,
         out.emit,

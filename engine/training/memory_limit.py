@@ -1,6 +1,6 @@
-"""How much memory a training may take, and in how many parts its batches are run.
+"""Limit the memory of a training run, and find layers whose batches cannot be split.
 
-Knows torch and the operating system; what happens when memory runs out, the worker decides.
+Knows torch and the operating system; the worker decides what happens when memory runs out.
 """
 
 import os
@@ -18,7 +18,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def guard_memory(guard: MemoryGuard, device: torch.device) -> None:
-    """Put a spec's limits on this process. torch reads its settings when CUDA is first used."""
+    """Apply a spec's limits to this process. torch reads its settings when CUDA is first used."""
     if guard.allocator is not None:
         os.environ["PYTORCH_ALLOC_CONF"] = settings_of(guard.allocator)
     if guard.cap_fraction is None:
@@ -30,15 +30,15 @@ def guard_memory(guard: MemoryGuard, device: torch.device) -> None:
 
 
 def settings_of(allocator: Allocator) -> str:
-    """The settings as torch reads them: ``expandable_segments:True,max_split_size_mb:128``."""
+    """Return the settings in torch's format: ``expandable_segments:True,max_split_size_mb:128``."""
     given = allocator.model_dump(exclude_none=True)
     return ",".join(f"{name}:{value}" for name, value in given.items())
 
 
 def cap_process(fraction: float) -> None:
-    """Let this process take so much of the host's memory beside what it has now.
+    """Let this process use ``fraction`` of the host's memory in addition to its current use.
 
-    Counted is what it may write to and shares with nobody (``RLIMIT_DATA``).
+    The limit counts writable private memory (``RLIMIT_DATA``).
 
     Raises:
         SpecFailed: only Linux counts that.
@@ -55,13 +55,13 @@ def cap_process(fraction: float) -> None:
 
 
 def _data_bytes() -> int:
-    """What the kernel counts of this process now."""
+    """Return the bytes that the kernel counts for this process now."""
     lines = _STATUS.read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
 
 
 def check_memory(spec: TrainJob, findings: Findings) -> None:
-    """Note layers whose batches cannot be run in parts, or are not the same then."""
+    """Add findings for layers whose batches cannot be split, or give other results then."""
     if spec.guards.memory.on_oom != "halve_batch":
         return
     layers = spec.network.layers

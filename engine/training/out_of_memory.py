@@ -1,4 +1,4 @@
-"""What is known of the memory when it has run out: asked for, free, at the peak, the limit."""
+"""Out-of-memory report: bytes requested, free, at the peak, and the limit."""
 
 import contextlib
 import re
@@ -22,23 +22,23 @@ _GROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Of a control group as a process inside sees it, of version 2 and of version 1."""
+"""Paths of a control group as seen by a process inside it, of version 2 and version 1."""
 
 
 def on_device(text: str) -> dict[str, Any]:
-    """What the message of a ``torch.OutOfMemoryError`` and the device itself say."""
+    """Return what the message of a ``torch.OutOfMemoryError`` and the device itself report."""
     found: dict[str, Any] = {"where": "device"}
     for name, pattern in _ON_DEVICE.items():
         if (match := pattern.search(text)) is not None:
             found[name] = round(float(match[1]) * _UNITS[match[2]])
-    with contextlib.suppress(Exception):  # a device in trouble is not asked twice
+    with contextlib.suppress(Exception):  # a failing device is not queried again
         if torch.cuda.is_initialized():
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
     return found
 
 
 def on_host(text: str) -> dict[str, Any]:
-    """What the message of the CPU's allocator and the host say."""
+    """Return what the message of the CPU's allocator and the host report."""
     found: dict[str, Any] = {"where": "host"}
     if (match := _ON_HOST.search(text)) is not None:
         found["requested_bytes"] = int(match[1])
@@ -59,7 +59,7 @@ def on_host(text: str) -> dict[str, Any]:
 
 
 def told(memory: dict[str, Any]) -> str:
-    """The figures as the words of a message."""
+    """Return the values as text for a message."""
     words = {
         "requested_bytes": "{} more was asked for",
         "free_bytes": "{} was free",
@@ -70,7 +70,7 @@ def told(memory: dict[str, Any]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """A size as people read it: ``1.5 GiB``."""
+    """Return a size in readable form: ``1.5 GiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"

@@ -1,6 +1,6 @@
-"""What a training job says about itself: metrics, progress, evaluations and checkpoints.
+"""Report a training job: metrics, progress, evaluations and checkpoints.
 
-Keeps losses on the device until they have arrived by themselves; never makes a step wait.
+Keeps losses on the device until they have been read back; never makes a step wait.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _PROGRESS_S = 0.25
 
 
 class RunControl(Protocol):
-    """What may be asked of a running job."""
+    """Requests to a running job."""
 
     @property
     def cancel_requested(self) -> bool:
@@ -49,12 +49,12 @@ class RunControl(Protocol):
 
     @property
     def ends_as(self) -> str:
-        """What it ends as then: ``cancelled``; or, to go on later, ``paused``, ``interrupted``."""
+        """The final state then: ``cancelled``; or, to resume later, ``paused``, ``interrupted``."""
         ...
 
     @property
     def wanted(self) -> RequestedProbes | None:
-        """What to watch from the next step on; None: what the spec says."""
+        """The probes from the next step on; None: those of the spec."""
         ...
 
     @property
@@ -70,26 +70,27 @@ class Outputs:
     directory: Path
     emit: Emit
     settle: Callable[[], None] = lambda: None
-    """Called at every step boundary: records that wait may be written."""
+    """Called at every step boundary: waiting records may be written."""
     flush: Callable[[], None] = lambda: None
     """Called before anything that may take long."""
     ring: str | None = None
-    """The ring that the worker empties of whole tensors; None: this process makes files of them."""
+    """The ring from which the worker takes whole tensors; None: this process writes them to
+    files."""
 
 
 @dataclass
 class Taken:
-    """What the batches of a step gave so far; scalars on the device."""
+    """The results of a step's batches so far; scalars on the device."""
 
     num_rows: int = 0
     losses: list[Tensor] = field(default_factory=list[Tensor])
     terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of several losses, each by itself."""
+    """The value of each loss, if there are several."""
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
     def loss(self) -> Tensor:
-        """The step's: the sum of what its micro-batches add to it."""
+        """The step's loss: the sum of the contributions of its micro-batches."""
         return sum(self.losses[1:], self.losses[0])
 
 
@@ -136,42 +137,42 @@ class Reporter:
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.pass_size = job.data.batch_size
-        """The most rows that the network is given at once."""
+        """The most rows in one pass."""
         self.intake: PaddingCounts | None = None
-        """Of the training rows."""
+        """The padding counts of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
         self._settled: dict[str, tuple[int | str, int]] = {}
-        """What the spec leaves open: what it has become, and the step for which that was said."""
+        """Settings that the spec leaves open: the value, and the step for which it was reported."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Seconds of training so far, including those before a resume."""
         return self._before_s + time.monotonic() - self._started
 
     def state(self) -> State:
-        """What a client sees that the next step alone does not tell."""
+        """Return the state that clients see and that the next step alone does not give."""
         found = {"samples": self._num_samples, "elapsed_s": self.elapsed_s}
         found |= {"latest": dict(self.latest), "settled": dict(self._settled)}
         return {**found, "best": self.saver.best}
 
     def restore(self, state: State) -> None:
-        """Count on from there."""
+        """Restore the state."""
         self._num_samples = int(state["samples"])
         self._before_s = float(state["elapsed_s"])
         self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
-        told = state.get("settled", {})  # of an older version: said once more
+        told = state.get("settled", {})  # of an older version: report it again
         self._settled = {what: (to, int(step)) for what, (to, step) in told.items()}
         self._told = (time.monotonic(), self._num_samples)
         self.saver.best = jsonio.number(state.get("best"))
 
     def settle(self, what: str, asked: int | str, to: int | str, *, by: str, step: int) -> None:
-        """Say what something that the spec leaves open is from a step on, unless it was so before.
+        """Report a setting that the spec leaves open, from a step on, if its value has changed.
 
-        Whoever reads the log of a job that was begun again finds it once.
+        The log of a restarted job then has the report once.
         """
         before, since = self._settled.get(what, (asked, -1))
-        if since >= step:  # what was said then gives way to this attempt
+        if since >= step:  # what was reported then is replaced by this attempt
             before = asked
         if before != to:
             self._settled[what] = (to, step)
@@ -180,11 +181,11 @@ class Reporter:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the step that is under way, of the batches that were taken in."""
+        """The loss of the current step, over the batches so far."""
         return self._taken.loss
 
     def take(self, step: int, loss: LossValue, values: dict[str, Tensor]) -> None:
-        """Take in what a batch of a step gave; ``loss`` is what it adds to the step's."""
+        """Add the results of a batch; ``loss`` is its contribution to the step's loss."""
         taken = self._taken
         taken.num_rows += values[next(iter(values))].shape[0]
         taken.losses.append(loss.total.detach())
@@ -198,9 +199,9 @@ class Reporter:
             taken.correct[name] = correct if before is None else before + correct
 
     def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
-        """Say what a finished step gave: its loss before the update, and its batches' metrics.
+        """Report a finished step: its loss before the update, and its batches' metrics.
 
-        ``clipped``: what clipping says of itself. Returns its rows.
+        ``clipped``: the statistics of clipping. Returns the step's number of rows.
         """
         taken, self._taken = self._taken, Taken()
         num_rows, correct = taken.num_rows, taken.correct
@@ -237,7 +238,7 @@ class Reporter:
         return num_rows
 
     def progress(self, step: int, epoch: int) -> None:
-        """Say how far training has come: ``step`` is the number of updates done."""
+        """Report the progress of training; ``step`` is the newest step, 0-based."""
         told_at, told_samples = self._told
         self._told = (time.monotonic(), self._num_samples)
         seconds = self._told[0] - told_at
@@ -256,7 +257,7 @@ class Reporter:
         )
 
     def evaluate(self, step: int, epoch: int) -> dict[str, float]:
-        """Run the validation rows, if there are any; say what they gave, and return it."""
+        """Evaluate the validation rows, if there are any; report and return the metrics."""
         self._evaluated = step
         if self._validation is None:
             return {}
@@ -284,15 +285,15 @@ class Reporter:
     def save(self, position: dict[str, int], *, final: bool = False, wait: bool = False) -> None:
         """Save everything; ``position`` counts updates done and epochs begun.
 
-        It is told of when it is durable, behind all that was said of the steps before it. With
-        ``wait`` that is when this returns; else training goes on meanwhile.
+        The checkpoint is reported when it is durable, after all records of earlier steps. With
+        ``wait`` that has happened when this returns; otherwise training continues meanwhile.
         """
         self._settle()
         self.saver.save(position, self.latest, final=final, wait=wait)
         self._clock.mark("checkpoint")
 
     def keep(self, position: dict[str, int], *, due: bool, asked: bool) -> None:
-        """Save where that is due, asked for, or time; or hold the best state for a later save."""
+        """Save if it is due, requested, or time; or hold the best state for a later save."""
         choice = "save" if asked else self.saver.choose(position["step"], due=due)
         if choice == "save":
             self.save(position)
@@ -302,21 +303,21 @@ class Reporter:
             self._clock.mark("checkpoint")
 
     def _settle(self) -> None:
-        """Say all that was to be said of the steps so far."""
+        """Emit all pending records of the steps so far."""
         self._readback.drain()
         self._probes.captures.settle()
         self._out.flush()
 
     def follow(self, job: TrainJob, num_steps: int | None) -> None:
-        """Take a job whose settings changed."""
+        """Take a job with changed settings."""
         self._job, self._num_steps = job, num_steps
         self.saver.follow(job)
 
     def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
-        """Do what belongs to the end: the last evaluation and the last checkpoint.
+        """Run the last evaluation and save the last checkpoint.
 
-        ``state`` is what training ends as; only ``succeeded`` evaluates, and one that is
-        ``paused`` or ``interrupted`` goes on later.
+        ``state`` is the final state of training. Only ``succeeded`` evaluates; ``paused`` and
+        ``interrupted`` jobs resume later.
         """
         self._readback.drain()
         if state == "succeeded" and self._evaluated != step:
@@ -332,11 +333,11 @@ class Reporter:
         except OSError:
             if not goes_on:
                 raise
-            traceback.print_exc()  # it goes on from the checkpoint before
+            traceback.print_exc()  # it resumes from the previous checkpoint
 
     def abandon(self, step: int, epoch: int) -> None:
         """Report what is still known after a failure in ``step``, whose update was not made."""
-        with contextlib.suppress(Exception):  # a device that failed cannot be read
+        with contextlib.suppress(Exception):  # a failed device cannot be read
             self._readback.drain()
         self.progress(step - 1, epoch)
         self.saver.wait()
@@ -371,10 +372,10 @@ def evaluate(
     look: contextlib.AbstractContextManager[object] | None = None,
     others: EpochMetrics | None = None,
 ) -> dict[str, float]:
-    """Run the validation rows once: loss and metrics over all of them, whatever the batches.
+    """Run the validation rows once: loss and metrics over all of them, for any batch size.
 
     A loss is the sum of the batches' numerators over the sum of their denominators. ``look`` is
-    entered around the first batch; ``others`` take every batch in.
+    entered around the first batch; ``others`` receive every batch.
     """
     network, loss_fn = learner.network, learner.loss_fn
     was_training = network.training

@@ -1,4 +1,4 @@
-"""When things happen in training: the order of batches, evaluations, checkpoints and the end.
+"""Schedule of training: the order of batches, evaluations, checkpoints and the end.
 
 Steps are 0-based and count optimizer updates.
 """
@@ -20,15 +20,15 @@ from glasshouse.spec import TrainJob
 
 
 class Schedule:
-    """When things happen: the order of batches, evaluations, checkpoints and the end."""
+    """Decides the order of batches, evaluations, checkpoints and the end."""
 
     def __init__(self, job: TrainJob, rows: Rows, loss_fn: Losses, parts: int = 1) -> None:
-        """``parts``: each batch comes in so many, or in one a row where it has fewer rows."""
+        """``parts``: split each batch into this many; one with fewer rows into one per row."""
         self._job = job
         self._micro_batches = MicroBatches(job, loss_fn, rows)
         self._batching = Batching(job, rows, parts)
         self.pass_size = -(-job.data.batch_size // parts)
-        """The most rows that the network is given at once."""
+        """The most rows in one pass."""
         self._pace = pace = self._batching.pace
         if not pace.batches:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
@@ -36,21 +36,21 @@ class Schedule:
         self.intake = PaddingCounts(rows)
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
-        """Updates that the job will make; None when time decides."""
+        """Number of updates of the job; None if it is limited by time."""
         self.position = {"step": 0, "epoch": 0, "batch": 0}
-        """Updates done, the epoch that training is in, and the batches taken of it."""
+        """Updates done, the current epoch, and the batches taken of it."""
 
     @property
     def newest(self) -> tuple[int, int]:
-        """The newest step that is done, 0 before the first, and its epoch."""
+        """The newest finished step (0 before the first), and its epoch."""
         return max(self.position["step"] - 1, 0), self.position["epoch"]
 
     def state(self) -> State:
-        """The position, and what the order of the rows hangs on."""
+        """Return the position, and what the order of the rows depends on."""
         return {**self.position, **self._order()}
 
     def restore(self, state: State) -> None:
-        """Go on behind the batches that were taken.
+        """Resume after the batches that were taken.
 
         Raises:
             CheckpointMismatch: the rows would come in another order, or in other batches.
@@ -70,7 +70,7 @@ class Schedule:
         return {"seed": self._job.seed, **self._batching.order()}
 
     def steps(self) -> Iterator[tuple[int, int, Iterator[MicroBatch]]]:
-        """Step, epoch and micro-batches from the position on, for ever; none when all are done."""
+        """Yield step, epoch and micro-batches from the position on; nothing if training is done."""
         pace, step, first = self._pace, self.position["step"], self.position["batch"]
         if self.num_steps is not None and step >= self.num_steps:
             return
@@ -86,7 +86,7 @@ class Schedule:
     def _of_step(
         self, batches: Iterator[Batch], before: Callable[[int], int], first: int, last: int
     ) -> Iterator[MicroBatch]:
-        """The micro-batches of a step."""
+        """Yield the micro-batches of a step."""
         sizes = [before(number + 1) - before(number) for number in range(first, last)]
         sizes = [part for size in sizes for part in self._batching.parts_of(size)]
         return self._micro_batches.of_step(batches, sizes)
@@ -97,7 +97,7 @@ class Schedule:
         return self.position["batch"] == self._pace.batches
 
     def follow(self, job: TrainJob, step: int, elapsed_s: float) -> None:
-        """Take a job whose settings changed, after so many updates and seconds.
+        """Take a job with changed settings, after ``step`` updates and ``elapsed_s`` seconds.
 
         Raises:
             SpecProblems: it would have ended already.
@@ -115,7 +115,7 @@ class Schedule:
             self.early.spec = job.stop.early
 
     def judge(self, figures: Mapping[str, float], step: int, rate: LearningRate | None) -> None:
-        """Take the figures of an evaluation after a step; one that was not due changes nothing."""
+        """Take the metrics of an evaluation after a step; ignore one that was not due."""
         if not self.evaluates_after(step):
             return
         if rate is not None:
@@ -125,28 +125,28 @@ class Schedule:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether training ends before its time."""
+        """Return whether training ends early."""
         return self.early is not None and self.early.is_over
 
     @property
     def reason(self) -> str | None:
-        """Why it does, if it does."""
+        """The reason for that, if it does."""
         return self.early.reason if self.early is not None and self.early.is_over else None
 
     def is_over(self, step: int, elapsed_s: float) -> bool:
-        """Whether training ends after this step."""
+        """Return whether training ends after this step."""
         if self.has_stopped:
             return True
         seconds = self._job.stop.seconds
         return elapsed_s >= seconds if seconds is not None else step + 1 >= (self.num_steps or 0)
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the validation rows are run now."""
+        """Return whether the validation rows are evaluated now."""
         when = self._job.evaluate
         return when is not None and self._falls(step, when.every_epochs, when.every_steps)
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is made now."""
+        """Return whether a checkpoint is saved now."""
         when = self._job.checkpoint
         by_default = None if when.every_steps else 1
         return self._falls(step, when.every_epochs or by_default, when.every_steps)

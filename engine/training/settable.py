@@ -1,7 +1,7 @@
-"""Which settings of a training job can be changed while it runs, and whether a change is one.
+"""Which settings of a training job can be changed while it runs, and whether a change is valid.
 
-A setting of the optimizer is a number among the arguments of its class that its parameter groups
-keep; what it may be, torch's own constructor decides. Knows torch; knows nothing of steps.
+An optimizer setting is a numeric argument of its class that its parameter groups keep. torch's own
+constructor checks its values. Knows torch; knows nothing of steps.
 """
 
 import json
@@ -23,9 +23,9 @@ from glasshouse.spec.wording import said
 _OPTIMIZER = "optimizer."
 _PREFIXES = {"dense": _OPTIMIZER, "sparse": f"{_OPTIMIZER}sparse."}
 _AT_START = {("Adagrad", "initial_accumulator_value"), ("Rprop", "lr")}
-"""Arguments that an optimizer reads at its first step and never again."""
+"""Arguments that an optimizer reads only at its first step."""
 _HEADROOM = 1e6
-"""What ``lr_scale`` and a schedule may multiply a learning rate by without an overflow."""
+"""Factor by which ``lr_scale`` and a schedule may multiply a learning rate without an overflow."""
 _LAST_STEP = 1_000_000_000
 _ONE_OF = (
     ("stop", ("epochs", "steps", "seconds")),
@@ -35,7 +35,7 @@ _SAVING = ("every_epochs", "every_steps")
 
 
 def settable(job: TrainJob) -> list[str]:
-    """The paths of the settings that can be changed, in the spec's order."""
+    """Return the paths of the settings that can be changed, in the spec's order."""
     spec = job.model_dump(mode="json")
     taken = cycled(job.scheduler)
     names = [name for name in optimizer_settings(job.optimizer) if name not in taken]
@@ -56,17 +56,17 @@ def settable(job: TrainJob) -> list[str]:
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[str]:
-    """The arguments of an optimizer that can be changed between two steps."""
+    """Return the arguments of an optimizer that can be changed between two steps."""
     group = _tiny(optimizer).param_groups[0]
     names = (name for name, value in group.items() if name != "params" and _is_number(value))
     return [name for name in names if (optimizer.type, name) not in _AT_START]
 
 
 def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
-    """The job with some settings changed.
+    """Return the job with some settings changed.
 
     Raises:
-        SpecProblems: one cannot be changed, or not to this value; points into ``/set``.
+        SpecProblems: a setting cannot be changed, or not to this value; points into ``/set``.
     """
     if not changes:
         raise one("/set", "name at least one setting and its new value", "missing")
@@ -88,7 +88,7 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
 
 
 def optimizer_changes(changes: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The arguments that are to change, of the ``dense`` optimizer and of the ``sparse`` one."""
+    """Return the arguments to change, of the ``dense`` and of the ``sparse`` optimizer."""
     found: dict[str, list[str]] = {}
     for path in filter(is_of_optimizer, changes):
         found.setdefault("sparse" if is_of_sparse(path) else "dense", []).append(place(path)[-1])
@@ -102,13 +102,13 @@ def _half(optimizer: Optimizer, which: str) -> Optimizer:
 def optimizer_values(
     optimizer: Optimizer, names: Sequence[str], which: str = "dense"
 ) -> dict[str, Any]:
-    """What some arguments become in the parameter groups of an optimizer, as torch keeps them."""
+    """Return the values of arguments in an optimizer's parameter groups, as torch keeps them."""
     group = _tiny(_half(optimizer, which)).param_groups[0]
     return {name: group[name] for name in names}
 
 
 def _layouts(job: TrainJob, which: str) -> list[str]:
-    """What the gradients are that an optimizer takes: ``dense``, ``sparse`` or both."""
+    """Return the layouts of the gradients of an optimizer: ``dense``, ``sparse`` or both."""
     if job.optimizer.sparse is not None:
         return [which]
     if job.optimizer.type == "SparseAdam":
@@ -121,16 +121,16 @@ def _layouts(job: TrainJob, which: str) -> list[str]:
 
 
 class _Trial(NamedTuple):
-    """Steps of an optimizer like the job's, with tiny parameters."""
+    """Runs steps of an optimizer like the job's, with tiny parameters."""
 
     optimizer: Optimizer
-    """With the arguments that were in force before the change."""
+    """With the arguments before the change."""
     layouts: list[str]
 
     def run(self, values: Mapping[str, Any], factor: float) -> None:
         """Step with new values, now and at the last step that a job can have.
 
-        ``factor``: what the learning rate is multiplied by.
+        ``factor``: the multiplier of the learning rate.
         """
         tiny = [nn.Parameter(torch.ones(4, 4)) for _ in self.layouts]
         made = build_optimizer(self.optimizer, tiny)
@@ -154,7 +154,7 @@ class _Trial(NamedTuple):
 
 
 def _try_optimizer(trial: _Trial, after: Optimizer, names: Sequence[str], prefix: str) -> None:
-    """Have torch check the values, and a tiny optimizer step with them."""
+    """Check the values with torch's constructor and with steps of a tiny optimizer."""
     try:
         values = optimizer_values(after, names)
     except SpecProblems as error:
@@ -198,7 +198,7 @@ def _why_not(path: str, known: Sequence[str]) -> str:
 
 
 def _blamed(location: Sequence[int | str], changes: Mapping[str, Any]) -> str:
-    """The change that a place in the spec is due to."""
+    """Return the change that caused a problem at this location in the spec."""
     for path in changes:
         where = place(path)
         if tuple(location[: len(where)]) == where:
@@ -207,6 +207,6 @@ def _blamed(location: Sequence[int | str], changes: Mapping[str, Any]) -> str:
 
 
 def pointer_of(path: str) -> str:
-    """The JSON pointer of a change: ``optimizer.lr`` is at ``/set/optimizer.lr``."""
+    """Return the JSON pointer of a change: ``optimizer.lr`` is at ``/set/optimizer.lr``."""
     escaped = path.replace("~", "~0").replace("/", "~1")
     return f"/set/{escaped}"

@@ -1,6 +1,6 @@
-"""With what training begins, when not from scratch: a checkpoint, and how much of it.
+"""What training begins with, if not from scratch: a checkpoint, and which parts of it.
 
-``resume``: the same job goes on. ``all``: another job goes on with the run, under its own spec.
+``resume``: the same job resumes. ``all``: another job continues the run, under its own spec.
 ``model``: another job begins with the weights.
 """
 
@@ -19,7 +19,7 @@ from glasshouse.spec import Data, TrainJob, parse_job
 _OF_THE_RUN = (
     *("position", "model", "optimizer", "report", "generators", "newest", "averages", "scaler"),
 )
-"""What another job takes over where both have it; what watches begins anew."""
+"""Parts that another job takes over if both have them; probes and guards start anew."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Start:
     saved: Saved
     how: Literal["resume", "all", "model"] = "resume"
     missing: Literal["fail", "init", "zero"] = "fail"
-    """Of ``model``: what becomes of parameters that the checkpoint has not."""
+    """For ``model``: what to do with parameters that the checkpoint does not have."""
 
     @property
     def step(self) -> int:
@@ -38,19 +38,19 @@ class Start:
 
     @property
     def has_said_all(self) -> bool:
-        """Whether it is the job's own last one, after which there is nothing more to say."""
+        """Whether it is the job's own last checkpoint, after which nothing is left to report."""
         return self.how == "resume" and bool(self.saved.about["final"])
 
     def prepared(self, data: Data) -> Prepared:
-        """What was learned of the data and is asked for alike by a job: it is not learned again."""
-        if PART not in self.saved.parts:  # of an uploaded network, for one
+        """Return what was learned of the data, if a job asks for the same; it is reused."""
+        if PART not in self.saved.parts:  # for example of an uploaded network
             return Prepared()
         found = Prepared.read(self.saved.parts[PART])
         before = parse_job(json.dumps(self.saved.about["spec"]))
         return found if not isinstance(before, TrainJob) else found.alike(before.data, data)
 
     def restore(self, parts: Parts) -> None:
-        """Make the parts of a training run what they were.
+        """Restore the parts of a training run.
 
         Raises:
             CheckpointMismatch: the checkpoint is of something else.
@@ -70,14 +70,14 @@ class Start:
         Saved(self.saved.about, kept).restore({name: parts[name] for name in kept})
 
     def _of_the_run(self, parts: Parts) -> dict[str, State]:
-        """What the job goes on with, under the arguments of its own spec."""
+        """Return the state that the job continues with, under the arguments of its own spec."""
         saved = self.saved.parts
         kept = {name: dict(saved[name]) for name in _OF_THE_RUN if name in saved and name in parts}
         kept["optimizer"] = without_arguments(kept["optimizer"])
         for name in ("settled", "best"):  # its own log and its own checkpoints have none of it
             kept["report"].pop(name, None)
         if "averages" in kept and kept["averages"]["type"] != parts["averages"].state()["type"]:
-            del kept["averages"]  # begun anew, from the newest weights
+            del kept["averages"]  # started anew, from the newest weights
         newest = saved["newest"] if "newest" in saved else kept["model"]
         if "averages" not in kept:
             kept["model"] = dict(newest)
@@ -89,7 +89,7 @@ class Start:
 
 
 def _counts(position: State, report: State) -> dict[str, int]:
-    """How far a run has come, in each unit that a scheduler may count in."""
+    """Return how far a run has come, in each unit that a scheduler may count in."""
     names = ("num_rows", "batch_size", "drop_last", "accumulate")
     pace = BatchCounts(
         **{name: position[name] for name in names}, num_batches=position.get("num_batches")

@@ -1,4 +1,4 @@
-"""The rows of a training job: found, gone through where that is needed, in memory or in files."""
+"""Rows of a training job: find them, scan them if needed, keep them in memory or in files."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class EndedEarly(Exception):
 
 
 class Progress:
-    """Tells how far the rows of a job were gone through before its first step."""
+    """Reports how many rows were scanned before the first step."""
 
     def __init__(self, step: int, control: RunControl, out: Outputs) -> None:
         """``step``: the first that will be run."""
@@ -40,10 +40,10 @@ class Progress:
         self._num_rows = 0
 
     def __call__(self, num_rows: int) -> None:
-        """Take rows that were gone through.
+        """Count scanned rows.
 
         Raises:
-            Ended: it was asked for.
+            EndedEarly: the job was asked to end.
         """
         self._num_rows += num_rows
         if self._control.cancel_requested:
@@ -52,7 +52,7 @@ class Progress:
             self.tell()
 
     def tell(self) -> None:
-        """Say how many rows it were, and how long it took; nothing if it were none."""
+        """Report how many rows were scanned and how long it took; nothing if there were none."""
         if not self._num_rows:
             return
         self._told = time.perf_counter()
@@ -64,25 +64,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Where the rows of a job come from."""
+    """Creates the rows of a job."""
 
     job: TrainJob
     tables: Mapping[str, Table]
-    """The datasets that it names."""
+    """The datasets that the job names."""
     device: torch.device
     control: RunControl
     out: Outputs
     first_step: int = 0
 
     def training(self, known: Prepared | None) -> Rows:
-        """The rows that are trained on."""
+        """Return the training rows."""
         fields = fields_read(self.job)
         rows = self._rows(self.job.data.sources, fields, known, self.job.data.bucket_by_length)
         rows.augmenting = Augmenting.of(self.job.seed, fields)
         return rows
 
     def judging(self, source: Source, known: Prepared | None) -> Rows:
-        """The rows of evaluations."""
+        """Return the rows of evaluations."""
         fields = {name: unchanged(field) for name, field in fields_read(self.job).items()}
         return self._rows([source], fields, known)
 
@@ -93,13 +93,13 @@ class Gathering:
         known: Prepared | None,
         bucket: BucketByLength | None = None,
     ) -> Rows:
-        """The rows of some sources as those of one; what is left out of them is told.
+        """Return the rows of all sources as one; report the rows left out.
 
-        ``known``: what was learned of training rows before.
+        ``known``: what was learned of the training rows before.
 
         Raises:
             DataFailed: they cannot be read, or do not fit the fields.
-            Ended: the job was asked to end meanwhile.
+            EndedEarly: the job was asked to end meanwhile.
         """
         job, data = self.job, self.job.data
         source, table = sources[0], self.tables[sources[0].dataset]
@@ -166,7 +166,7 @@ class Gathering:
 
 
 def fields_read(spec: TrainJob) -> dict[str, Field]:
-    """The fields that a layer, the loss or a metric reads."""
+    """Return the fields that a layer, the loss or a metric reads."""
     read = {root(name) for layer in spec.network.layers for name in layer.reads}
     read |= {root(name) for name in spec.loss_reads}
     read |= {root(name) for metric in spec.metrics for name in metric.sources}

@@ -1,1 +1,1 @@
-"""What looking costs, and the governor that holds it to what its probes allow."""
+"""Measure the cost of watching; the governor keeps it within the budgets of the probes."""

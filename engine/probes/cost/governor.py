@@ -1,13 +1,14 @@
-"""The governor: watching takes no more of a job's time than its probes allow.
+"""Governor: keeps the time that watching takes within the budgets of the probes.
 
-It knows what looking took on the newest due steps and how long a step takes without it. While all
-governed probes together take a larger fraction than a probe's ``max_overhead``, that probe's
-interval widens by a power of two, so that the steps left over are some of those that were asked
-for. It narrows when there is clear room. Between the two lies a wide band in which nothing is
-changed, and a probe that had to widen again after it was narrowed waits twice as long the next
-time: so noise makes no interval flap.
+It uses the measured cost of the newest due steps and the step time without watching. While all
+governed probes together exceed a probe's ``max_overhead``, that probe's interval is multiplied by a
+power of two, so the remaining steps are a subset of the requested ones. The interval narrows when
+usage is clearly below the budget. In the wide band between the two thresholds nothing changes. A
+probe that has to widen again after it narrowed waits twice as long before it narrows the next time,
+so noise does not make intervals flap.
 
-Probes with listed steps (``at``) and those without ``max_overhead`` are measured and never moved.
+Probes with listed steps (``at``) and probes without ``max_overhead`` are measured but never
+changed.
 """
 
 import bisect
@@ -20,44 +21,45 @@ from engine.probes.cost.meter import MeasuredStep
 from engine.probes.watched.probe import ActiveProbe
 
 NUM_KEPT = 5
-"""Due steps of a probe whose costs are kept; their median counts."""
+"""Number of due steps of a probe whose costs are kept; the median is used."""
 NUM_STEPS = 9
-"""Watched steps whose own time is kept; their median counts."""
+"""Number of watched steps whose own time is kept; the median is used."""
 MIN_MEASURED = 3
-"""Due steps to measure before a change: the first allocates, and one may be disturbed."""
+"""Due steps to measure before a change: the first one allocates, and one may be disturbed."""
 MIN_FIRST = 10
 """Due steps to measure before the first change …"""
 MAX_FIRST_STEPS = 40
-"""… unless so many steps have passed, and ``MIN_MEASURED`` of them were due."""
+"""… unless this many steps have passed and at least ``MIN_MEASURED`` of them were due."""
 PATIENCE = 8
 """Due steps to measure before an interval narrows."""
 MAX_PATIENCE = 512
 WIDE_MARGIN = 0.8
-"""Of its budget, what a probe that widens leaves to use."""
+"""Fraction of its budget that a probe may use after it widens."""
 NARROW_MARGIN = 0.5
-"""Of its budget, what a probe that narrows leaves to use."""
+"""Fraction of its budget that a probe may use after it narrows."""
 LEAST_SHARE = 0.1
-"""Of its budget, what a probe may use although others, which are allowed more, use all of it."""
+"""Fraction of its budget that a probe may always use, even if probes with larger budgets use it
+up."""
 MAX_FACTOR = 2**20
 AT_WINDOW = 100
-"""Steps over which the cost of listed steps is spread."""
+"""Number of steps over which the cost of listed steps is spread."""
 
 
 @dataclass(frozen=True)
 class ProbeLoad:
-    """One governed probe in numbers."""
+    """The cost, interval and budget of one governed probe."""
 
     cost_s: float
-    """Of a due step."""
+    """Cost of a due step."""
     every: int
-    """The interval that was asked for."""
+    """The requested interval."""
     budget: float
-    """The fraction of a job's time beyond which it yields."""
+    """The fraction of the job's time above which the interval widens."""
 
 
 @dataclass(frozen=True)
 class IntervalChange:
-    """An interval that was changed."""
+    """A changed interval."""
 
     watch: ActiveProbe
     before: int
@@ -68,14 +70,14 @@ class IntervalChange:
 class _Pace:
     costs: deque[float] = field(default_factory=lambda: deque[float](maxlen=NUM_KEPT))
     num_due: int = 0
-    """Due steps since its interval was changed last."""
+    """Due steps since the last change of the interval."""
     first: int | None = None
-    """The first step that was measured."""
+    """The first measured step."""
     is_known: bool = False
-    """Whether enough of its due steps were measured at some time."""
+    """Whether enough due steps have ever been measured."""
     patience: int = PATIENCE
     has_narrowed: bool = False
-    """Whether its last change was to look more often."""
+    """Whether the last change narrowed the interval."""
 
     @property
     def may_change(self) -> bool:
@@ -97,15 +99,15 @@ class _Pace:
             self.patience = min(2 * self.patience, MAX_PATIENCE)
         self.has_narrowed = not wider
         self.num_due = 0
-        while len(self.costs) > 1:  # one stays: the others go on being judged beside it
+        while len(self.costs) > 1:  # keep one: the other probes' fractions still include its cost
             self.costs.popleft()
 
 
 def factors(loads: Sequence[ProbeLoad], step_s: float, margin: float) -> list[int]:
-    """How much wider each interval must be for all to keep within a part of their budgets.
+    """Return the factor for each interval that keeps all probes within ``margin`` of their budgets.
 
-    Everybody yields alike, until the total fits those that are allowed most; they stay, and the
-    others go on. Powers of two, so that it may be somewhat more than needed.
+    All intervals widen equally until the total fits the largest budget. The probes with that budget
+    then stay, and the others widen further. Factors are rounded up to powers of two.
     """
     widths = [1.0] * len(loads)
 
@@ -132,7 +134,7 @@ def _power_of_two(width: float) -> int:
 
 
 class Governor:
-    """Watches over what watching costs."""
+    """Adjusts the intervals of probes to keep watching within its budgets."""
 
     def __init__(self) -> None:
         self._paces: dict[ActiveProbe, _Pace] = {}
@@ -141,27 +143,27 @@ class Governor:
 
     @property
     def step_s(self) -> float | None:
-        """What a step takes without watching; None before one was measured."""
+        """The step time without watching; None before the first measurement."""
         return statistics.median(self._steps) if self._steps else None
 
     def cost_s(self, watch: ActiveProbe) -> float | None:
-        """What a due step of a probe takes; None before one was measured."""
+        """Return the cost of a probe's due step; None before the first measurement."""
         pace = self._paces.get(watch)
         return None if pace is None else pace.cost_s
 
     def keep(self, watches: Sequence[ActiveProbe]) -> None:
-        """Forget all probes but these."""
+        """Forget all probes except these."""
         self._paces = {watch: pace for watch, pace in self._paces.items() if watch in watches}
 
     def take(self, measured: MeasuredStep) -> None:
-        """Take in a watched step."""
+        """Add the measurement of a watched step."""
         self._step = measured.step
         self._steps.append(measured.own_s)
         for watch, cost in measured.costs.items():
             self._paces.setdefault(watch, _Pace()).take(cost, measured.step)
 
     def govern(self) -> list[IntervalChange]:
-        """Change the intervals that what was measured last calls for; says which."""
+        """Change the intervals where the latest measurements require it; return the changes."""
         loads: dict[ActiveProbe, ProbeLoad] = {}
         for watch, pace in self._paces.items():
             budget, every = watch.max_overhead, watch.every
@@ -185,10 +187,10 @@ class Governor:
         return changes + (self._move(loads, calm, NARROW_MARGIN) if calm else [])
 
     def fractions(self) -> tuple[float, float] | None:
-        """What watching adds at the intervals in force, as fractions of a step's own time.
+        """Return what watching adds at the current intervals, as fractions of the step time.
 
         Returns:
-            What all probes add, and what those without a budget add; None before a measurement.
+            The fractions of all probes and of those without a budget; None before a measurement.
         """
         step_s = self.step_s
         if not step_s:
@@ -198,14 +200,14 @@ class Governor:
         return sum(costs.values()) / step_s, unbudgeted / step_s
 
     def budget(self, watches: Iterable[ActiveProbe]) -> float | None:
-        """The largest fraction that a governed probe allows; None where there is none."""
+        """Return the largest budget of a governed probe; None if no probe is governed."""
         budgets = (watch.max_overhead for watch in watches if is_governed(watch))
         return max((item for item in budgets if item is not None), default=None)
 
     def _move(
         self, loads: Mapping[ActiveProbe, ProbeLoad], watches: Sequence[ActiveProbe], margin: float
     ) -> list[IntervalChange]:
-        """Bring intervals to what fits: wider ones at the wide margin, else narrower ones."""
+        """Set the intervals to what fits: wider ones at the wide margin, else narrower ones."""
         fitting = factors([*loads.values()], self.step_s or 1.0, margin)
         changes: list[IntervalChange] = []
         for watch, factor in zip(loads, fitting, strict=True):
@@ -221,7 +223,7 @@ class Governor:
         return IntervalChange(watch, before, watch.every or 1)
 
     def _rate(self, watch: ActiveProbe) -> float:
-        """Due steps per step, about now."""
+        """Return the current number of due steps per step."""
         at, every = watch.probe.at, watch.every
         if at is not None:
             first = max(self._step - AT_WINDOW + 1, 0)
@@ -232,5 +234,5 @@ class Governor:
 
 
 def is_governed(watch: ActiveProbe) -> bool:
-    """Whether a probe's interval may be changed."""
+    """Return whether a probe's interval may be changed."""
     return watch.every is not None and watch.max_overhead is not None

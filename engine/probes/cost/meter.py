@@ -1,8 +1,8 @@
-"""What watching costs: the time that looks take out of a step, and for whom.
+"""Measure the time that watching takes in each step, by probe.
 
-On the CPU it is the clock of the process. On CUDA it is events on the stream, which see what the
-step itself sees: kernels of the looks, and a stream that stands idle while a look is launched. An
-event is read once the device has passed it; nothing ever waits for one.
+On the CPU the process's clock is used. On CUDA, events on the stream are used: they measure what
+the step itself experiences, which is the kernels of watching and the idle time of the stream while
+those kernels are launched. An event is read after the device has passed it; nothing waits for one.
 """
 
 import time
@@ -17,32 +17,32 @@ from engine.probes.watched.probe import ActiveProbe
 
 
 class CostClock(Protocol):
-    """Where time is read."""
+    """A source of time marks."""
 
     def mark(self) -> Any:
-        """This moment."""
+        """Return a mark for the current moment."""
         ...
 
     def has_passed(self, mark: Any) -> bool:
-        """Whether the moment is over, so that it can be read."""
+        """Return whether the mark has passed and can be read."""
         ...
 
     def seconds(self, start: Any, end: Any) -> float:
-        """The time between two moments that are over."""
+        """Return the time between two marks that have passed."""
         ...
 
 
 class HostCostClock:
-    """The clock of the process."""
+    """The process's clock."""
 
     mark = staticmethod(time.perf_counter_ns)
 
     def has_passed(self, mark: int) -> bool:
-        """Always."""
+        """Return True: host marks have always passed."""
         return True
 
     def seconds(self, start: int, end: int) -> float:
-        """The time between two moments."""
+        """Return the time between two marks."""
         return (end - start) / 1e9
 
 
@@ -50,42 +50,42 @@ class DeviceCostClock:
     """Events on the current CUDA stream."""
 
     def mark(self) -> Any:
-        """This place in the stream."""
+        """Record an event at the current position in the stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def has_passed(self, mark: Any) -> bool:
-        """Whether the device has come to this place."""
+        """Return whether the device has reached the event."""
         return mark.query()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """The device's time between two places that it has passed."""
+        """Return the device time between two events that it has passed."""
         return start.elapsed_time(end) / 1e3
 
 
 def clock_of(device: torch.device) -> CostClock:
-    """The clock that the steps of a device are measured with."""
+    """Return the clock that measures the steps of a device."""
     return DeviceCostClock() if device.type == "cuda" else HostCostClock()
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One watched step."""
+    """The measurement of one watched step."""
 
     step: int
     own_s: float
-    """From its boundary to the next one, without the looks."""
+    """Time from its start to the start of the next step, without watching."""
     costs: Mapping[ActiveProbe, float]
-    """Seconds that it took to look, by the probe that wanted it."""
+    """Seconds spent on watching, by probe."""
 
 
 Shares = Mapping[ActiveProbe, float] | Sequence[ActiveProbe] | None
-"""Who wanted a look: by weight, or equally; None: all that look at this step, as their other spans
-are."""
+"""The probes that pay for a span, with weights or equally. None: all probes due at this step, in
+proportion to their other spans."""
 _Span = tuple[Any, Any, Shares, int]
-"""Its start and end, who wanted it, and the number of the first span inside it, which is its own
-number where there is none. A tuple, because one is made for every tensor."""
+"""Start, end, who pays, and the index of the first span nested in it (its own index if there is
+none). A tuple, because one is created for every tensor."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Step:
 
 
 class Meter:
-    """Measures watched steps, from boundary to boundary."""
+    """Measures watched steps from the start of one to the start of the next."""
 
     def __init__(self, clock: CostClock) -> None:
         self._clock = clock
@@ -106,7 +106,7 @@ class Meter:
         self._closed: deque[_Step] = deque()
 
     def begin(self, step: int) -> None:
-        """A step begins here, and the one that was begun before is over."""
+        """Start a step and close the previous one."""
         self._open, before = _Step(step, self._clock.mark()), self._open
         if before is not None:
             before.end = self._open.start
@@ -114,35 +114,35 @@ class Meter:
 
     @property
     def num_closed(self) -> int:
-        """Steps that are over and were not taken yet."""
+        """Number of closed steps that ``take`` has not returned yet."""
         return len(self._closed)
 
     def watch(self, due: Sequence[ActiveProbe]) -> None:
-        """These look at the step; one that nobody looks at is not measured."""
+        """Set the probes that watch the open step; without probes the step is not measured."""
         if self._open is not None:
             self._open.due = due
         if not due:
             self._open = None
 
     def end(self) -> None:
-        """The step that was begun last is over."""
+        """Close the current step."""
         self.begin(0)
         self.watch(())
 
     def start(self) -> tuple[Any, int]:
-        """Begin to look."""
+        """Start a span of watching."""
         return self._clock.mark(), len(self._open.spans) if self._open else 0
 
     def stop(self, started: tuple[Any, int], shares: Shares) -> None:
-        """The look that began there is over, and was for these; spans inside it count on their own.
+        """End a span of watching and assign it to ``shares``; nested spans count separately.
 
-        Without shares it was for everybody who looks at the step.
+        With ``shares`` None it is assigned to all probes of the step.
         """
         if self._open is not None:
             self._open.spans.append((started[0], self._clock.mark(), shares, started[1]))
 
     def take(self) -> Iterator[MeasuredStep]:
-        """The steps that are over and can be read, each once."""
+        """Yield the closed steps that can be read, each once."""
         while self._closed and self._clock.has_passed(self._closed[0].end):
             yield self._read(self._closed.popleft())
 
@@ -151,7 +151,7 @@ class Meter:
         own: list[float] = []
         costs: dict[ActiveProbe, float] = dict.fromkeys(step.due, 0.0)
         rest = 0.0
-        for start, end, shares, nested in step.spans:  # one inside another comes before it
+        for start, end, shares, nested in step.spans:  # nested spans come first
             spent = seconds(start, end)
             if nested < len(own):
                 spent = max(0.0, spent - sum(own[nested:]))
@@ -172,7 +172,7 @@ def _share(
     seconds: float,
 ) -> None:
     if not isinstance(shares, Mapping):
-        if len(shares) == 1:  # nearly always
+        if len(shares) == 1:  # the usual case
             costs[shares[0]] = costs.get(shares[0], 0.0) + seconds
             return
         for watch in shares:

@@ -1,4 +1,4 @@
-"""What watching costs, as records: the overhead now and then, and each interval that is changed."""
+"""Emit the cost of watching as records: the overhead, and each changed interval."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ TELL_S = 1.0
 
 
 class Overhead:
-    """Takes in what was measured, lets the governor act, and says what came of it."""
+    """Passes measurements to the governor and emits its changes and the overhead."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -27,7 +27,7 @@ class Overhead:
         self._is_told = True
 
     def keep(self, watches: Sequence[ActiveProbe]) -> None:
-        """Forget all probes but these."""
+        """Forget all probes except these."""
         self._kept = frozenset(watches)
         self._governor.keep(watches)
         self._once = {watch: cost for watch, cost in self._once.items() if watch in self._kept}
@@ -35,11 +35,11 @@ class Overhead:
     def take(
         self, measured: MeasuredStep, watches: Sequence[ActiveProbe], step: int | None
     ) -> None:
-        """Take in a watched step; an interval that it changes is told, from ``step`` on.
+        """Add a watched step; a changed interval is emitted with ``step`` as its first step.
 
-        The step may be from before the probes were changed: one that is not kept any more
-        counts for nothing, and above all changes nothing. ``step`` None: none comes any more, and
-        nothing is changed. The last checkpoint is made by then, and would not know of it.
+        The measurement may be older than the latest change of the probes. Probes that were removed
+        since are ignored. ``step`` None means that no step follows: nothing is changed, because the
+        last checkpoint has already been written and would not contain the change.
         """
         self._step, self._is_told = measured.step, False
         costs = {watch: cost for watch, cost in measured.costs.items() if watch in self._kept}
@@ -52,13 +52,13 @@ class Overhead:
             self.tell(watches)
 
     def take_evaluation(self, measured: MeasuredStep) -> None:
-        """Take in a look at an evaluation: told, never governed."""
+        """Add the measurement of a watched evaluation: reported, never governed."""
         self._is_told = False
         self._step = measured.step
         self._once |= measured.costs
 
     def tell(self, watches: Sequence[ActiveProbe]) -> None:
-        """Say what watching costs now, if something new is known."""
+        """Emit the current cost of watching if it has changed."""
         if self._is_told or self._step is None:
             return
         self._is_told, self._told_at = True, time.monotonic()

@@ -1,1 +1,1 @@
-"""The figures of a tensor and its histogram: native, by Triton, or by plain torch."""
+"""Statistics and histogram of a tensor: native, Triton or plain torch."""

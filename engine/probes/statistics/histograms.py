@@ -1,4 +1,4 @@
-"""Histograms and quantiles on their way into the record of a step."""
+"""Histograms and quantiles in the record of a step."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -16,7 +16,7 @@ NUM_NUMBERS = NUM_FIGURES + NUM_BINS
 
 
 class TensorHistogram(NamedTuple):
-    """What has been counted of one tensor."""
+    """The histogram of one tensor."""
 
     layer: str
     kind: str
@@ -27,14 +27,14 @@ class TensorHistogram(NamedTuple):
 
 
 def on_device(counted: Sequence[TensorHistogram]) -> list[Tensor]:
-    """The numbers that have to be read back from a device, ``NUM_NUMBERS`` for each tensor."""
+    """Return the numbers to read back from a device, ``NUM_NUMBERS`` for each tensor."""
     there = [item for item in counted if isinstance(item.counts, Tensor)]
     numbers = [number for item in there for number in (item.figures, item.counts)]
     return [number for number in numbers if isinstance(number, Tensor)]
 
 
 def landed(counted: Sequence[TensorHistogram], numbers: Tensor) -> Iterator[TensorHistogram]:
-    """The same with the numbers that have been read back."""
+    """Yield the histograms with the numbers that were read back."""
     start = 0
     for item in counted:
         if isinstance(item.counts, Tensor):
@@ -47,7 +47,7 @@ def landed(counted: Sequence[TensorHistogram], numbers: Tensor) -> Iterator[Tens
 
 
 def told(counted: Sequence[TensorHistogram]) -> dict[str, list[Any]]:
-    """The keys that a ``stats`` record has besides its rows."""
+    """Return the keys that a ``stats`` record has besides its rows."""
     histograms: list[Any] = []
     found: list[Any] = []
     for layer, kind, figures, counted_bins, wanted in counted:

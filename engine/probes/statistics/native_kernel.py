@@ -1,11 +1,11 @@
-"""The native kernel of the statistics: nine figures of each of many CPU tensors in one call.
+"""Native kernel of the statistics: nine statistics of each of many CPU tensors in one call.
 
-Where it is asked to, it counts a histogram in the same pass. Large tensors are shared out among the
-threads that torch computes with, by its own OpenMP runtime: those threads are awake, and a second
-pool would take turns with them on the same cores. The figures do not depend on their number.
+On request it counts a histogram in the same pass. Large tensors are split over torch's own OpenMP
+threads: those are awake, and a second pool would compete for the same cores. The results do not
+depend on the number of threads.
 
-``python -m engine.native`` builds it in place, for a checkout. It is optional: where it is missing,
-``plain`` gives the same figures more slowly.
+``python -m engine.native`` builds it in place, for a checkout. It is optional: without it,
+``plain_torch`` computes the same statistics more slowly.
 """
 
 import ctypes
@@ -27,18 +27,18 @@ TYPES = {
     torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4,
     torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
 }  # fmt: skip
-"""As the source numbers them."""
+"""The type codes of the C++ source."""
 _RECTIFIED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _BEST = -1
 _FAILURES = {1: "the kernel does not know a type", 2: "the kernel has no memory left"}
 
 
 Histogram = tuple[list[int], list[int]]
-"""Bins that are not empty, in order of their number, and their counts."""
+"""The nonempty bins in ascending order, and their counts."""
 
 
 class Kernel:
-    """A loaded library. Calls hold no lock and no state: threads may share it."""
+    """A loaded library. Calls hold no lock and no state, so threads may share it."""
 
     def __init__(self, path: Path) -> None:
         library = open_library(path)
@@ -58,7 +58,7 @@ class Kernel:
         self._rectify.restype = ctypes.c_int32
 
     def one(self, x: Tensor) -> list[float]:
-        """The figures of a tensor that ``takes`` said yes to: a hook's way, with least ado."""
+        """Return the statistics of a tensor that ``takes`` accepts: the fast path for hooks."""
         laid = x if x.is_contiguous() or is_dense(x) else x.contiguous()
         found = _Figures()
         kind, threads = TYPES[x.dtype], torch.get_num_threads()
@@ -70,10 +70,11 @@ class Kernel:
     def rectify(
         self, x: Tensor, gate: Tensor | None = None, *, isa: int = _BEST
     ) -> tuple[Tensor, list[float], list[float]]:
-        """A ReLU's output, and the figures of what it reads and of that output: one pass for all.
+        """Return a ReLU's output, the statistics of its input and those of the output, in one pass.
 
-        With ``gate``, an output of it, x is the gradient by that and what is made of it the one by
-        what the ReLU has read. ``rectifies`` said yes to the tensor, and the gate lies alike.
+        With ``gate``, the ReLU's output, ``x`` is the gradient with respect to that output, and the
+        result is the gradient with respect to the input. ``rectifies`` must accept the tensor, and
+        the gate must have the same strides.
         """
         out, found = _empty_like(x), _Twice()
         kind, threads = TYPES[x.dtype], torch.get_num_threads()
@@ -86,13 +87,13 @@ class Kernel:
     def __call__(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
     ) -> list[list[float]]:
-        """The figures of tensors that ``takes`` said yes to; all are read in one call."""
+        """Return the statistics of tensors that ``takes`` accepts, in one call."""
         return self._run(tensors, (None, None, None), isa, threads)
 
     def count(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
     ) -> tuple[list[list[float]], list[Histogram]]:
-        """The figures and the histograms of tensors that ``takes`` said yes to."""
+        """Return the statistics and the histograms of tensors that ``takes`` accepts."""
         room = sum(min(x.numel(), NUM_FINITE_BINS) for x in tensors)
         bins, counts = torch.empty(room, dtype=torch.int32), torch.empty(room, dtype=torch.int64)
         nums = (ctypes.c_int64 * len(tensors))()
@@ -128,17 +129,17 @@ class Kernel:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel can read a tensor where it lies."""
+    """Return whether the kernel can read a tensor in place."""
     return x.is_cpu and x.dtype in TYPES and x.layout is torch.strided and not x.is_neg()
 
 
 def rectifies(x: Tensor) -> bool:
-    """Whether ``Kernel.rectify`` takes a tensor; not doubles: these may need a second pass."""
+    """Return whether ``Kernel.rectify`` takes a tensor: not float64, which may take two passes."""
     return x.dtype in _RECTIFIED and takes(x) and (x.is_contiguous() or is_dense(x))
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Room that lies as torch's own operations lay out what they make of a dense tensor."""
+    """Allocate a tensor in the layout that torch's operations give the result of a dense tensor."""
     for layout in (torch.contiguous_format, torch.channels_last):
         if x.is_contiguous(memory_format=layout):
             return torch.empty(x.shape, dtype=x.dtype, memory_format=layout)
@@ -146,7 +147,7 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether a tensor fills its stretch of memory, each element once, in whatever order."""
+    """Return whether a tensor fills its memory range, each element once, in any order."""
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size == 1:
@@ -158,7 +159,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def load(path: Path | None = None) -> Kernel | None:
-    """The kernel of this installation, or None when it is missing or is another version's."""
+    """Load the kernel; None if it is missing or has another version."""
     try:
         return Kernel(path or SOURCE.with_name(LIBRARY))
     except NotCompiled:

@@ -1,7 +1,7 @@
-"""The figures and the histogram of a tensor by plain torch: no compiler, any device, more slowly.
+"""Statistics and histogram of a tensor in plain torch: no compiler, any device, slower.
 
 Tests hold both equal to the kernels. On a device every branch is a mask, so that nothing waits for
-a number.
+a value.
 """
 
 import math
@@ -16,42 +16,42 @@ _LARGEST = torch.finfo(torch.float32).max
 _AS_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 _FIRST_INFINITE = 0x7F8
 _VANISHES, _OVERFLOWS = 1e-140, 1e140
-"""Sizes of float64 beyond which squares are of no use."""
+"""Float64 magnitudes beyond which squares underflow or overflow."""
 
 
 @torch.no_grad()
 def figures(tensor: Tensor) -> list[float] | Tensor:
-    """The nine figures: numbers for a CPU tensor, else a float64 vector on its device."""
+    """Return the nine statistics: floats for a CPU tensor, else a float64 vector on its device."""
     return _on_cpu(_flat(tensor)) if tensor.device.type == "cpu" else figures_on_device(tensor)
 
 
 @torch.no_grad()
 def counts(tensor: Tensor) -> Histogram | Tensor:
-    """The bins that are not empty for a CPU tensor, else the counts of all bins on its device."""
+    """Return the nonempty bins for a CPU tensor, else the counts of all bins on its device."""
     found = counts_on_device(tensor)
     return sparse(found) if tensor.device.type == "cpu" else found
 
 
 def sparse(counts: Tensor) -> Histogram:
-    """The bins that are not empty, and their counts, of the counts of all bins."""
+    """Return the nonempty bins and their counts from the counts of all bins."""
     bins = counts.nonzero().reshape(-1)
     return bins.tolist(), [int(count) for count in counts[bins].tolist()]
 
 
 @torch.no_grad()
 def counts_on_device(tensor: Tensor) -> Tensor:
-    """The counts of all bins as float64, without asking the device for a number."""
+    """Return the counts of all bins as float64, without synchronizing with the device."""
     x = _flat(tensor)
     counts = torch.zeros(NUM_BINS, dtype=torch.int64, device=x.device)
     one = torch.ones((), dtype=torch.int64, device=x.device)
     counts.scatter_add_(0, _bins(x), one.expand(x.shape))
-    counts.view(2, -1)[:, _FIRST_INFINITE:] = 0  # NaN and the infinities
+    counts.view(2, -1)[:, _FIRST_INFINITE:] = 0  # NaN and Inf
     return counts.to(torch.float64)
 
 
 @torch.no_grad()
 def figures_on_device(tensor: Tensor) -> Tensor:
-    """The nine figures as a float64 vector, without asking the device for a number."""
+    """Return the nine statistics as a float64 vector, without synchronizing with the device."""
     x = _flat(tensor)
     if x.numel() == 0:
         return torch.tensor([math.nan] * 7 + [0.0, 0.0], dtype=torch.float64, device=x.device)
@@ -94,7 +94,7 @@ def _bins(x: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """All values of a tensor in one axis, as numbers that can be compared."""
+    """Return all values of a tensor, flattened, in a type that can be compared."""
     x = tensor.detach()
     if x.layout is not torch.strided:
         x = x.to_dense()
@@ -124,7 +124,7 @@ def _on_cpu(x: Tensor) -> list[float]:
 
 
 def _moments(x: Tensor, absmax: float) -> tuple[float, float, float]:
-    """Mean, std and norm of a float64 vector, which is overwritten."""
+    """Return mean, std and norm of a float64 vector, which is overwritten."""
     scale = 1.0
     if absmax > _OVERFLOWS or 0 < absmax < _VANISHES:
         scale = absmax

@@ -1,4 +1,4 @@
-"""The figures of a sparse gradient as if its absent rows were written out as zeros."""
+"""Statistics of a sparse gradient as if its absent rows were stored as zeros."""
 
 import math
 
@@ -13,7 +13,7 @@ MEAN, STD, MIN, MAX, L2, ABSMAX, ZEROS, NAN, INF = range(NUM_FIGURES)
 def with_zeros(
     figures: list[float] | Tensor, num_there: int, num_absent: int
 ) -> list[float] | Tensor:
-    """Add zeros to the figures of some values; in float64, on the device where the figures are."""
+    """Add zeros to the statistics of some values; in float64, on the device of the statistics."""
     if num_absent == 0:
         return figures
     f = torch.as_tensor(figures, dtype=torch.float64)
@@ -44,6 +44,6 @@ def with_zeros(
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, int]:
-    """The values of a sparse tensor, each place once, and how many zeros are not written out."""
+    """Return a sparse tensor's values, coalesced, and the number of zeros that are not stored."""
     values = tensor.detach().coalesce().values()
     return values, math.prod(tensor.shape) - values.numel()

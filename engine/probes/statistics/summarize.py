@@ -1,10 +1,10 @@
-"""The figures of one tensor: mean, std, min, max, l2, absmax, zeros, nan, inf; and its histogram.
+"""Statistics of one tensor (mean, std, min, max, l2, absmax, zeros, nan, inf) and its histogram.
 
-All but ``zeros``, ``nan`` and ``inf`` are over the finite values and are NaN where there are none;
-``std`` has the population's divisor; ``zeros`` is a fraction, ``nan`` and ``inf`` are counts.
-Sums are accumulated in float64. CPU tensors go through the native kernel where it was built, CUDA
-tensors through one of Triton's where there is Triton, and all others through a plain path in torch;
-tests hold them equal. The bins of histograms are those of ``glasshouse.bins``.
+All except ``zeros``, ``nan`` and ``inf`` are over the finite values, and NaN if there are none.
+``std`` is the population's; ``zeros`` is a fraction; ``nan`` and ``inf`` are counts. Sums are
+accumulated in float64. CPU tensors use the native kernel if it was built, CUDA tensors the Triton
+kernel if Triton is available, and all others plain torch; tests hold the three equal. The bins of
+histograms are those of ``glasshouse.bins``.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +29,9 @@ def summarize(tensor: Tensor, *, histogram: Literal[False] = False) -> Figures: 
 @overload
 def summarize(tensor: Tensor, *, histogram: Literal[True]) -> tuple[Figures, Counts]: ...
 def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Figures, Counts]:
-    """A tensor's figures: numbers for a CPU tensor, else a float64 vector on its device.
+    """Return a tensor's statistics: floats for a CPU tensor, else a float64 vector on its device.
 
-    With ``histogram`` its histogram as well, from the same pass.
+    With ``histogram``, return its histogram as well, from the same pass.
     """
     if tensor.layout is torch.sparse_coo:
         values, num_absent = parts(tensor)
@@ -54,7 +54,7 @@ def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Fig
 
 
 def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
-    """The figures of several tensors; those that one kernel takes are one call."""
+    """Return the statistics of several tensors; tensors of the same kernel share one call."""
     if native_kernel.LOADED is not None and all(map(takes, tensors)):
         return [*native_kernel.LOADED(tensors)]
     found: dict[int, Figures] = {}
@@ -71,7 +71,7 @@ def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
 
 
 def _many(tensor: Tensor) -> Many | None:
-    """What takes many tensors like this one at once."""
+    """Return the function that takes many tensors like this one at once."""
     if native_kernel.LOADED is not None and takes(tensor):
         return native_kernel.LOADED
     there = _of_its_device(tensor)
@@ -79,14 +79,14 @@ def _many(tensor: Tensor) -> Many | None:
 
 
 def _of_its_device(tensor: Tensor) -> Any:
-    """The kernel of a tensor's CUDA device, if there is one and it takes the tensor."""
+    """Return the kernel of a tensor's CUDA device, if there is one and it takes the tensor."""
     if not tensor.is_cuda or (there := kernel_for(tensor.device)) is None:
         return None
     return there if there.takes(tensor) else None
 
 
 def _with_zeros(counts: Counts, num: int) -> Counts:
-    """The histogram with so many zeros more; they are in bin 0."""
+    """Return the histogram with ``num`` more zeros, which are in bin 0."""
     if isinstance(counts, Tensor):
         counts[0] += num
         return counts

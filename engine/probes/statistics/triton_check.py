@@ -1,9 +1,9 @@
-"""Whether the statistics of CUDA tensors go through the Triton kernel: tried before it is believed.
+"""Check whether the Triton kernel can be used for the statistics of CUDA tensors.
 
-Triton compiles for the device that is there, with a C compiler and Python's headers. Where any of
-that is missing, or its figures are not those of the plain path, the plain path is used, which gives
-the same figures with some thirty launches instead of two. ``python -m
-engine.probes.statistics.triton_check`` says which of the two this machine has.
+Triton compiles for the present device, with a C compiler and Python's headers. If any of these is
+missing, or the kernel's results differ from plain torch, plain torch is used: the same statistics
+with some thirty launches instead of two. ``python -m engine.probes.statistics.triton_check`` prints
+which of the two this machine uses.
 """
 
 import sys
@@ -24,12 +24,12 @@ _NUM_TRIED = 10_000
 
 
 class NotUsable(Exception):
-    """The kernel is not used, and why."""
+    """The kernel cannot be used; the message says why."""
 
 
 @cache
 def kernel_for(device: torch.device) -> "TritonKernel | None":
-    """The kernel for the tensors of a device; None, and one line to stderr, if it is not usable."""
+    """Return the kernel for a device; None, and one line to stderr, if it is not usable."""
     try:
         return tried(device)
     except NotUsable as reason:
@@ -38,10 +38,10 @@ def kernel_for(device: torch.device) -> "TritonKernel | None":
 
 
 def tried(device: torch.device) -> "TritonKernel":
-    """The kernel, after it has given the plain path's figures of a tensor on this device.
+    """Return the kernel after comparing its statistics of a tensor with those of plain torch.
 
     Raises:
-        NotUsable: there is no Triton, it cannot compile here, or its figures are wrong.
+        NotUsable: there is no Triton, it cannot compile here, or its results are wrong.
     """
     if find_spec("triton") is None:
         raise NotUsable("Triton is not installed")
@@ -70,7 +70,7 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def main() -> int:
-    """Say which path there is."""
+    """Print which path is used."""
     if not torch.cuda.is_available():
         sys.stdout.write("there is no CUDA device\n")
         return 1

@@ -1,14 +1,14 @@
-"""The kernel of the statistics for CUDA, which Triton compiles when it is first wanted.
+"""Triton kernel of the statistics on CUDA, compiled at first use.
 
-A tensor is cut into tiles, each summed up by one program while it is in registers, with its squared
-deviations about its own mean; one more program merges the tiles by Chan's formula, in fixed order.
-Everything is added up in float64 and nothing by floating-point atomics, so that figures do not
-depend on how programs happen to be scheduled. A histogram is counted in the same pass, by integer
-atomics, whose sums depend on no order either. Many tensors of one type are two launches.
+A tensor is cut into tiles. One program sums up each tile in registers, with the squared deviations
+from the tile's mean; one more program merges the tiles by Chan's formula, in fixed order. All sums
+are in float64 and none uses floating-point atomics, so results do not depend on scheduling. A
+histogram is counted in the same pass, by integer atomics, whose sums do not depend on order either.
+Many tensors of one type take two launches.
 
-Needs Triton, which torch's CUDA builds for Linux bring along; ``on_cuda`` says whether it is used.
-It has been compiled for devices, and so far run in Triton's interpreter only, on the CPU;
-``tests/gpu`` holds the same tests for a device.
+Needs Triton, which torch's CUDA builds for Linux include; ``triton_check`` decides whether it is
+used. It has been compiled for devices, but so far run only in Triton's interpreter on the CPU;
+``tests/gpu`` has the same tests for a device.
 """
 
 # Triton compiles the bodies of these functions: their arguments have its types, not Python's.
@@ -30,21 +30,21 @@ TYPES = {
     torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64,
     torch.uint8: tl.uint8, torch.bool: tl.uint8,
 }  # fmt: skip
-"""Not float64, whose squares may overflow; that takes the plain path."""
+"""Not float64, whose squares may overflow; it takes the plain path."""
 TILE = 2048
 NUM_WARPS = 8
-"""Of a program that sums up a tile: eight values for each thread fit its registers."""
+"""Warps of a program that sums up a tile: eight values per thread fit its registers."""
 MERGED_AT_ONCE = 512
 NUM_SUMS = 8
 NUM_COPIES = 32
-"""Histograms that are counted side by side, so that programs seldom wait for each other."""
+"""Histograms that are counted in parallel, so that programs seldom contend."""
 _MOST_VALUES = 2**31
 _KEPT_TABLES = 8
 
 
 @triton.jit
 def _widened(x):
-    """As float64, exactly; of bfloat16 by its bits, in which the interpreter loses small values."""
+    """Convert to float64 exactly; bfloat16 by its bits: the interpreter loses small values."""
     if x.dtype == tl.bfloat16:
         wide = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -54,7 +54,7 @@ def _widened(x):
 
 @triton.jit
 def _sum_up(x, there, sums, num_tiles):
-    """Write what is known of one tile: a column of the float64 matrix ``sums``."""
+    """Write the partial sums of one tile: a column of the float64 matrix ``sums``."""
     wide = _widened(x)
     is_nan = there & (wide != wide)  # noqa: PLR0124 - NaN alone differs from itself
     finite = there & (tl.abs(wide) < float("inf"))
@@ -74,7 +74,7 @@ def _sum_up(x, there, sums, num_tiles):
 
 @triton.jit
 def _count(x, there, counts):
-    """Count a tile into a histogram; its zeros, which are often many, all at once."""
+    """Count a tile into a histogram; its zeros, which are often many, in one operation."""
     bits = _widened(x).to(tl.float32).to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     is_counted = there & (size != 0) & (size < 0x7F800000)
@@ -116,7 +116,7 @@ def _sum_up_many(table, num, sums, num_tiles, TYPE: tl.constexpr, TILE: tl.const
 
 @triton.jit
 def _merge(sums, num_tiles, first, end, size, figures, BLOCK: tl.constexpr):
-    """The nine figures of the tensor whose tiles are ``first`` … ``end``."""
+    """Write the nine statistics of the tensor whose tiles are ``first`` to ``end``."""
     lane = tl.arange(0, BLOCK)
     nums = tl.zeros((BLOCK,), tl.float64)
     totals = tl.zeros((BLOCK,), tl.float64)
@@ -126,7 +126,7 @@ def _merge(sums, num_tiles, first, end, size, figures, BLOCK: tl.constexpr):
     zeros = tl.zeros((BLOCK,), tl.float64)
     nans = tl.zeros((BLOCK,), tl.float64)
     start = first
-    while start < end:  # not a range: the interpreter knows no tensors as its ends
+    while start < end:  # not a range: the interpreter does not accept tensors as its bounds
         at = start + lane
         there = at < end
         nums += tl.load(sums + at, there, other=0.0)
@@ -185,19 +185,19 @@ def _merge_many(table, num, sums, num_tiles, figures, FIGURES: tl.constexpr, BLO
 
 
 class TritonKernel:
-    """Figures as float64 vectors on the device of their tensors; nothing waits for them."""
+    """Computes statistics as float64 vectors on the tensors' device; nothing waits for them."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
     @staticmethod
     def takes(x: Tensor) -> bool:
-        """Whether the kernel reads a tensor."""
+        """Return whether the kernel can read a tensor."""
         return x.layout is torch.strided and x.dtype in TYPES and x.numel() < _MOST_VALUES
 
     @torch.no_grad()
     def one(self, tensor: Tensor) -> Tensor:
-        """The nine figures of a tensor."""
+        """Return the nine statistics of a tensor."""
         x = _laid(tensor)
         with torch.cuda.device_of(x):
             num_tiles = _num_tiles(x)
@@ -210,7 +210,7 @@ class TritonKernel:
 
     @torch.no_grad()
     def count(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """The nine figures of a tensor, and the counts of all bins as float64, from one pass."""
+        """Return the nine statistics and the counts of all bins as float64, from one pass."""
         x = _laid(tensor)
         with torch.cuda.device_of(x):
             num_tiles = _num_tiles(x)
@@ -225,7 +225,7 @@ class TritonKernel:
 
     @torch.no_grad()
     def many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The nine figures of tensors of one device; two launches for each of their types."""
+        """Return the nine statistics of tensors of one device; two launches per type."""
         laid = [_laid(x) for x in tensors]
         places: dict[torch.dtype, list[int]] = {}
         for place, x in enumerate(laid):
@@ -253,7 +253,7 @@ class TritonKernel:
             return figures
 
     def _table(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Where tensors lie, on their device; parameters lie where they did a step ago."""
+        """Return the tensors' addresses on their device; cached: parameters stay in place."""
         addresses, sizes = [x.data_ptr() for x in tensors], [x.numel() for x in tensors]
         device = tensors[0].device
         key = (device.index or 0, *addresses, *sizes)
@@ -273,7 +273,7 @@ class TritonKernel:
 
 
 def _laid(tensor: Tensor) -> Tensor:
-    """The values of a tensor one behind the other, in whatever order."""
+    """Return the values of a tensor contiguously, in any order."""
     x = tensor.detach().resolve_neg()
     x = x if x.is_contiguous() or is_dense(x) else x.contiguous()
     return x.view(torch.uint8) if x.dtype is torch.bool else x

@@ -1,1 +1,1 @@
-"""Whole tensors, or parts of them: from the look through the ring to files."""
+"""Whole tensors or parts of them: from the probe through the ring to files."""

@@ -1,7 +1,7 @@
-"""Whole tensors on their way out: one copy into a ring, from which somebody else writes files.
+"""Copy whole tensors once into a ring, from which another thread or process writes files.
 
-Training never waits for that: what finds no room is dropped and counted. Only for a probe that is
-``lossless`` does it wait, and it says how long.
+Training never waits for that: a tensor without room is dropped and counted. Only for a ``lossless``
+probe does training wait, and the time is reported.
 """
 
 import time
@@ -23,11 +23,11 @@ Emit = Callable[[dict[str, Any]], None]
 _SHORT_S, _LONG_S = 0.0005, 0.01
 _HEAD_BYTES = 4 * PAGE_BYTES
 _HEAD_SHARE = 16
-"""A ring that is not so many times as large as a header gets none."""
+"""A ring smaller than this many header sizes gets no header."""
 
 
 class CapturePiece(NamedTuple):
-    """What a whole tensor is, or a part of one: the words of its record."""
+    """The fields of the record of a whole tensor or a part of one."""
 
     step: int
     layer: str
@@ -35,7 +35,7 @@ class CapturePiece(NamedTuple):
     form: str = "full"
     slice: str | None = None
     captured_from: tuple[int, ...] | None = None
-    """The shape of the tensor that it is a part of; None: its own."""
+    """The shape of the tensor that this is a part of; None: its own shape."""
     lossless: bool = False
     """Whether training waits for room."""
     phase: str = "train"
@@ -51,7 +51,7 @@ class _Batch:
     landing: list[tuple[Tensor, dict[str, Any]]] = field(
         default_factory=list[tuple[Tensor, dict[str, Any]]]
     )
-    """Tensors of a device, on their way to pinned memory."""
+    """Tensors of a device that are being copied to pinned memory."""
     head: tuple[int, int] | None = None
     """Room before the tensors, where the consumer writes the header of their file."""
     end: int = 0
@@ -60,7 +60,7 @@ class _Batch:
 
 
 class Captures:
-    """Copies tensors into the ring and says so, one ``captures`` record a step."""
+    """Copies tensors into the ring and emits one ``captures`` record a step."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Captures:
         flush: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``ring`` None: a thread of this process empties one of its own into files of ``out_dir``.
+        """Create the captures; with ``ring`` None a thread writes a private ring to ``out_dir``.
 
-        ``flush`` makes the consumer see what was emitted; ``is_over`` ends waiting for room.
+        ``flush`` makes emitted records visible to the consumer; ``is_over`` ends waiting for room.
         """
         self._out_dir = out_dir
         self._emit = emit
@@ -92,7 +92,7 @@ class Captures:
         self._waited_s = 0.0
 
     def offer(self, piece: CapturePiece, tensor: Tensor) -> bool:
-        """Keep a tensor as it is now; False when there is no room."""
+        """Copy a tensor's current value; return False if there is no room."""
         source = tensor.detach()
         if source.layout is not torch.strided:
             source = source.to_dense()
@@ -117,7 +117,7 @@ class Captures:
             "captured_from": list(whole),
             "position": position,
         }
-        # waiting for room may have sent the batch away
+        # waiting for room may have sent the batch
         batch = self._open = self._open or _Batch(piece.step, piece.phase)
         try:
             self._keep(batch, source, entry)
@@ -128,16 +128,16 @@ class Captures:
 
     @property
     def pending(self) -> bool:
-        """Whether ``poll`` may have something to do."""
+        """Whether ``poll`` may have work."""
         return bool(self._closed)
 
     def poll(self) -> None:
-        """Send on the tensors of a device that have arrived by now."""
+        """Send the tensors of a device that have arrived by now."""
         while self._closed and ((event := self._closed[0].landed) is None or event.query()):
             self._send(self._closed.popleft())
 
     def finish_step(self) -> None:
-        """Send the tensors of the step on their way."""
+        """Send the tensors of the step."""
         batch, self._open = self._open, None
         if batch is None:
             return
@@ -157,28 +157,28 @@ class Captures:
         self._closed.append(batch)
 
     def settle(self) -> None:
-        """Send everything on its way, those of a device when they have arrived."""
+        """Send everything, tensors of a device when they have arrived."""
         self._send_all()
 
     def take_dropped(self) -> int:
-        """How many tensors were dropped since this was last asked."""
+        """Return how many tensors were dropped since the last call."""
         dropped, self._num_dropped = self._num_dropped, 0
         return dropped
 
     def take_waited_s(self) -> float:
-        """How long training has waited for room since this was last asked."""
+        """Return how long training has waited for room since the last call."""
         waited, self._waited_s = self._waited_s, 0.0
         return waited
 
     def close(self) -> None:
-        """Send everything on, and wait until what this process itself stores is stored."""
+        """Send everything, and wait until this process has stored what it stores itself."""
         self._send_all()
         if self._drain is not None:
             self._drain.close()
             self._drain = None
 
     def _begin(self, step: int, phase: str) -> None:
-        """Begin a step on a new page, with room for a header: a file that is written in one go."""
+        """Start a step on a new page, with room for a header, so that the file is one write."""
         if self._open is not None:
             if (self._open.step, self._open.phase) == (step, phase):
                 return
@@ -206,9 +206,9 @@ class Captures:
         if position is not None or not lossless:
             return position
         if self._ring is None or size > self._ring.num_bytes:
-            return None  # there will never be
+            return None  # it never will
         began = time.monotonic()
-        self._send_all()  # or nobody could make room
+        self._send_all()  # otherwise no room can become free
         self._flush()
         pause = _SHORT_S
         while (position := producer.reserve(size, align)) is None and not self._nobody_comes:
@@ -231,7 +231,7 @@ class Captures:
         batch.landing.append((landing, entry))
 
     def _copy(self, source: Tensor, entry: dict[str, Any]) -> None:
-        """The one copy: by torch, so that it takes strided sources."""
+        """Copy the tensor with torch, which takes strided sources."""
         count = source.numel()
         if not count or self._ring is None:
             return
@@ -267,6 +267,6 @@ class Captures:
 
 
 def _head_bytes(entries: list[dict[str, Any]]) -> int:
-    """Whole pages that will do for the header of a file with such tensors."""
+    """Return a size in whole pages that is enough for the header of a file of these tensors."""
     size = sum(160 + len(entry["layer"]) + 12 * len(entry["shape"]) for entry in entries) + 200
     return -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -1,7 +1,7 @@
-"""From the ring to files: one safetensors file for the whole tensors of a step.
+"""Write tensors from the ring to files: one safetensors file for the tensors of a step.
 
-Written by hand, from the mapped memory: no torch here. Where the file system can, past the page
-cache: the copy that the cache would take costs more than the writing, and training pays for it.
+Without torch, directly from the mapped memory. Writes bypass the page cache if the file system
+allows it: copying into the cache costs more than the write itself, at the expense of training.
 """
 
 import errno
@@ -25,12 +25,12 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 def can_keep(dtype: str) -> bool:
-    """Whether a safetensors file has a name for a type."""
+    """Return whether safetensors has a name for a type."""
     return dtype in DTYPE_NAMES
 
 
 def file_names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The name of each tensor inside its file: ``conv1/output``, unlike any other."""
+    """Return a unique name for each tensor in its file, such as ``conv1/output``."""
     names: dict[str, None] = {}
     for tensor in tensors:
         name = wanted = f"{tensor['layer']}/{tensor['kind']}"
@@ -46,8 +46,8 @@ def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
     """Write the tensors of a ``captures`` record.
 
     Raises:
-        OSError: the disk does not take it.
-        ValueError, KeyError, TypeError: the record is none, or names what is not in the ring.
+        OSError: writing failed.
+        ValueError, KeyError, TypeError: the record is invalid, or names what is not in the ring.
     """
     tensors: list[Mapping[str, Any]] = record["tensors"]
     about = {"step": str(record["step"]), "phase": record["phase"]}
@@ -67,10 +67,10 @@ def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
 def _in_one_piece(
     record: Mapping[str, Any], head: bytes, ring: Ring
 ) -> tuple[memoryview, int] | None:
-    """The file as it lies in the ring, once its header is put before it; and the file's size.
+    """Return the file as it lies in the ring, with the header written before it, and its size.
 
-    That is so where the tensors follow each other without a gap: where none needed to be aligned,
-    and the ring did not end among them.
+    This works if the tensors are adjacent: none needed alignment, and the ring did not end among
+    them.
     """
     if record.get("head") is None or not _DIRECT:
         return None
@@ -94,7 +94,7 @@ def _in_one_piece(
 def header(
     tensors: Sequence[Mapping[str, Any]], order: Iterable[int], about: Mapping[str, str]
 ) -> bytes:
-    """The beginning of a safetensors file, its tensors one behind the other in an order."""
+    """Return the start of a safetensors file whose tensors are stored in the given order."""
     names = file_names(tensors)
     entries: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -119,10 +119,10 @@ def _width(tensor: Mapping[str, Any]) -> int:
 
 
 class _Writer:
-    """A new file that is written once, from front to back, past the page cache if it can be.
+    """A new file that is written once, sequentially, bypassing the page cache if possible.
 
-    Such a write wants whole blocks from aligned memory: what is to be written is gathered piece
-    by piece in a page-aligned buffer, small enough to stay in the processor's cache.
+    Such a write needs whole blocks from aligned memory: the data is gathered piece by piece in a
+    page-aligned buffer that is small enough to stay in the CPU cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class _Writer:
         buffer.close()
 
     def write_all(self, whole: memoryview, size: int) -> None:
-        """Write the whole file at once, from aligned memory; it then ends after ``size`` bytes."""
+        """Write the whole file at once from aligned memory, then truncate it to ``size`` bytes."""
         written = 0
         while written < len(whole):
             written += self._put(whole[written:])
@@ -179,7 +179,7 @@ class _Writer:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        # some file systems open a file like this and then do not take a write to it
+        # some file systems open a file like this and then refuse to write it
         import fcntl  # noqa: PLC0415 - there is none where there is no O_DIRECT
 
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
@@ -190,9 +190,9 @@ class _Writer:
 
 
 class LocalDrain:
-    """Empties a ring in the process that fills it: ``captures/<step>.safetensors``, then a record.
+    """Writes a ring to files in the process that fills it: ``captures/<step>.safetensors``.
 
-    Where the engine runs alone there is no supervisor to do it.
+    Used when the engine runs alone, without a supervisor. It emits a record after each file.
     """
 
     def __init__(self, ring: Ring, out_dir: Path, emit: Emit) -> None:
@@ -206,11 +206,11 @@ class LocalDrain:
 
     @property
     def is_alive(self) -> bool:
-        """Whether what is put into the ring will be taken out of it."""
+        """Return whether the thread that empties the ring is running."""
         return self._thread.is_alive()
 
     def put(self, record: dict[str, Any]) -> None:
-        """Take a record, whose tensors are complete in the ring."""
+        """Queue a record whose tensors are complete in the ring."""
         self._queue.put(record)
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class LocalDrain:
     def _store(self, record: dict[str, Any]) -> dict[str, Any]:
         stem = str(record["step"]) if record["phase"] == "train" else f"{record['step']}-evaluate"
         name, number = f"{stem}.safetensors", 1
-        while (self._directory / name).exists():  # a step whose tensors came in several lots
+        while (self._directory / name).exists():  # a step whose tensors came in several batches
             number += 1
             name = f"{stem}-{number}.safetensors"
         beside = self._directory / f".{name}.incoming"
@@ -242,7 +242,7 @@ class LocalDrain:
 
 
 def stored(record: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """The record of tensors that are in a file of the job's directory."""
+    """Return the record of tensors that are in a file of the job's directory."""
     tensors: list[Mapping[str, Any]] = record["tensors"]
     kept = [
         {key: value for key, value in tensor.items() if key != "position"} | {"tensor": name}
@@ -253,7 +253,7 @@ def stored(record: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def dropped(record: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
-    """The record of tensors that could not be stored."""
+    """Return the record of tensors that could not be stored."""
     what = f"captures: {type(error).__name__}: {error}"[:500]
     return {
         "type": "dropped",

@@ -1,9 +1,9 @@
-"""The ring: memory that a rank copies whole tensors into, and another process reads them from.
+"""Ring: memory that a rank copies whole tensors into, and another process reads them from.
 
 One mapping of fixed size. Its first page holds the consumer's position, which the producer reads
-from memory: no call is made to learn how far the other side is. A position counts bytes since the
-beginning and only grows; its place in the ring is its remainder. A tensor never wraps: one that
-does not fit before the end starts at the next lap. Pure Python: the consumer has no torch.
+from memory without a call. A position counts bytes from the beginning and only grows; its offset in
+the ring is its remainder. A tensor never wraps: one that does not fit before the end starts at the
+next lap. Pure Python: the consumer has no torch.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 PAGE_BYTES = 4096
 HEADER_BYTES = PAGE_BYTES
 NUM_BYTES = 256 * 2**20
-"""What a ring holds where memory is plentiful; the most that a spec may keep of one step."""
+"""Size of a ring where memory is plentiful; also the most that a spec may keep of one step."""
 _SHARE = 8
 _LEAST_BYTES = 4 * 2**20
 
 
 class Ring:
-    """One side's view of a ring."""
+    """One process's view of a ring."""
 
     def __init__(
         self, memory: mmap.mmap, *, name: str | None = None, handle: int | None = None
@@ -36,15 +36,15 @@ class Ring:
 
     @staticmethod
     def private(num_bytes: int) -> "Ring":
-        """A ring for two threads of one process."""
+        """Create a ring for two threads of one process."""
         return Ring(mmap.mmap(-1, HEADER_BYTES + num_bytes))
 
     @staticmethod
     def shared(num_bytes: int) -> "Ring":
-        """A ring that other processes of the same user can open while this one lives.
+        """Create a ring that other processes of the same user can open while this one lives.
 
-        It is memory without a name, so that nothing of it is written to a disk, and nothing stays
-        behind when every process that has it is killed. Pages exist once they are touched.
+        It is anonymous memory: nothing is written to a disk, and nothing remains when all processes
+        that have it are killed. Pages are allocated when they are touched.
 
         Raises:
             OSError: this system has no such memory.
@@ -62,7 +62,7 @@ class Ring:
 
     @staticmethod
     def open(name: str | Path) -> "Ring":
-        """The ring that another process shares.
+        """Open the ring that another process shares.
 
         Raises:
             OSError: it cannot be opened.
@@ -75,31 +75,31 @@ class Ring:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The whole mapping; tensors lie behind its first ``HEADER_BYTES``."""
+        """The whole mapping; tensors start after its first ``HEADER_BYTES``."""
         return self._memory
 
     @property
     def released(self) -> int:
-        """The position up to which the consumer needs nothing any more."""
+        """The position up to which the consumer is done."""
         return self._position.value
 
     def release(self, position: int) -> None:
-        """Let the producer write over everything before a position. Positions only grow."""
+        """Let the producer overwrite everything before a position. Positions only grow."""
         self._position.value = max(position, self._position.value)
 
     def place(self, position: int) -> int:
-        """Where in the mapping a position lies."""
+        """Return the offset of a position in the mapping."""
         return HEADER_BYTES + position % self.num_bytes
 
     def has(self, position: int, size: int) -> bool:
-        """Whether bytes at a position lie one behind the other, before the ring's end."""
+        """Return whether bytes at a position are contiguous: they end before the ring's end."""
         return position >= 0 and 0 <= size <= self.num_bytes - position % self.num_bytes
 
     def read(self, position: int, size: int) -> memoryview:
-        """The bytes at a position.
+        """Return the bytes at a position.
 
         Raises:
-            ValueError: they would reach over the ring's end.
+            ValueError: they would extend past the ring's end.
         """
         if not self.has(position, size):
             raise ValueError(f"{size} bytes at {position} are not in the ring")
@@ -107,15 +107,16 @@ class Ring:
         return memoryview(self._memory)[begin : begin + size]
 
     def close(self) -> None:
-        """Have nothing to do with it any more; the memory goes with the last that has it.
+        """Release the mapping; the memory is freed with its last user.
 
-        It does not wait for the collector to find this object, which may hold much for long.
-        Somebody who still reads from it, as a thread on a disk that hangs, keeps it until then.
+        This does not wait for the garbage collector to find this object, which may hold much memory
+        for long. A thread that still reads from it, as on a disk that hangs, keeps it until it is
+        done.
         """
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-        self._position = ctypes.c_uint64(self._position.value)  # of its own: a view keeps it open
+        self._position = ctypes.c_uint64(self._position.value)  # a view would keep it open
         with contextlib.suppress(BufferError):
             self._memory.close()
 
@@ -127,10 +128,10 @@ class Producer:
         self._ring = ring
         self._tail = ring.released
         self.head = self._tail
-        """The position behind everything that was handed out."""
+        """The position after everything that was handed out."""
 
     def reserve(self, size: int, align: int = 1) -> int | None:
-        """The position of so many bytes that nobody else uses; None: there is no room now."""
+        """Return the position of ``size`` free bytes; None if there is no room now."""
         num_bytes = self._ring.num_bytes
         self._tail = max(self._tail, self._ring.released)
         if size > num_bytes:
@@ -147,19 +148,19 @@ class Producer:
         return start
 
     def take_back(self, position: int) -> None:
-        """Give the newest room back, which was not used."""
+        """Return the newest room, which was not used."""
         self.head = position
 
 
 def default_num_bytes(most: int = NUM_BYTES) -> int:
-    """How large a ring may be here: no more than an eighth of the memory that is free."""
+    """Return the size of a ring on this machine: at most an eighth of the free memory."""
     free = _available_bytes()
     share = most if free is None else max(_LEAST_BYTES, free // _SHARE)
     return max(PAGE_BYTES, min(most, share) // PAGE_BYTES * PAGE_BYTES)
 
 
 def _available_bytes() -> int | None:
-    """Memory that is free, or would be as soon as it is wanted; None: this system does not say."""
+    """Return the memory that is free or can be reclaimed; None: the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024

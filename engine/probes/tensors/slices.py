@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class TensorPart(NamedTuple):
-    """A part by its name: equal ones are the same of equal tensors."""
+    """A part by its name; equal names mean the same part of equal tensors."""
 
     form: str
     """``full``, ``slice`` or ``sample``."""
@@ -25,7 +25,7 @@ class TensorPart(NamedTuple):
 
 
 class SliceTooLarge(ValueError):
-    """What is wanted of a tensor does not fit the probe's ``max_bytes``."""
+    """The part does not fit the probe's ``max_bytes``."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(
@@ -36,10 +36,10 @@ class SliceTooLarge(ValueError):
 
 
 def parts(probe: Probe, shape: Shape, item_bytes: int) -> list[TensorPart]:
-    """What a probe keeps of a tensor of this shape.
+    """Return the parts that a probe keeps of a tensor of this shape.
 
     Raises:
-        TooLarge: it does not fit ``max_bytes``.
+        SliceTooLarge: a part does not fit ``max_bytes``.
     """
     found: list[TensorPart] = []
     if "full" in probe.want:
@@ -56,7 +56,7 @@ def parts(probe: Probe, shape: Shape, item_bytes: int) -> list[TensorPart]:
 
 
 def _sample(shape: Shape, item_bytes: int, limit: int) -> str | None:
-    """As many evenly spaced entries of the first axis as fit, as a slice."""
+    """Return as many evenly spaced entries of the first axis as fit, as a slice."""
     if not shape:
         return None
     size = shape[0]
@@ -68,7 +68,7 @@ def _sample(shape: Shape, item_bytes: int, limit: int) -> str | None:
 
 
 def num_bytes(part: TensorPart, shape: Shape, item_bytes: int) -> int:
-    """How large a part is."""
+    """Return the size of a part in bytes."""
     kept = list(shape)
     if part.slice is not None:
         sizes = zip(_indices(part.slice, shape), shape, strict=True)
@@ -77,7 +77,7 @@ def num_bytes(part: TensorPart, shape: Shape, item_bytes: int) -> int:
 
 
 def take(tensor: Tensor, part: TensorPart) -> Tensor:
-    """A view of a part, or a copy where it runs backwards."""
+    """Return a view of a part, or a copy if its step is negative."""
     if part.slice is None:
         return tensor
     x = tensor if tensor.layout is torch.strided else tensor.to_dense()
@@ -86,7 +86,7 @@ def take(tensor: Tensor, part: TensorPart) -> Tensor:
     num_axes = 0
     for item, size in zip(_indices(part.slice, tuple(x.shape)), x.shape, strict=True):
         run = range(*item.indices(size)) if isinstance(item, slice) else None
-        if run is not None and run.step < 0:  # which torch does not know
+        if run is not None and run.step < 0:  # torch does not support a negative step
             index.append(slice(run[-1], run[0] + 1, -run.step) if run else slice(0, 0))
             backwards.append(num_axes)
         else:
@@ -97,7 +97,7 @@ def take(tensor: Tensor, part: TensorPart) -> Tensor:
 
 
 def _indices(text: str, shape: Shape) -> list[int | slice]:
-    """One index for each axis. A number that a short batch does not have leaves it empty."""
+    """Return one index per axis. An index that a short batch does not have selects nothing."""
     found = spelt_out(read(text), len(shape))
     return [
         slice(0, 0) if isinstance(item, int) and not -size <= item < size else item
@@ -106,7 +106,7 @@ def _indices(text: str, shape: Shape) -> list[int | slice]:
 
 
 def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[TensorPart, Tensor, bool]]:
-    """Each part of a tensor that some probe keeps, once, and whether it must not be dropped."""
+    """Yield each part of a tensor that a probe keeps, once, and whether it must not be dropped."""
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
     wanted: dict[TensorPart, bool] = {}
     for probe in probes:
@@ -119,7 +119,7 @@ def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[TensorPart, 
 def planned(
     probe: Probe, number: int, seen: Iterable[str], watchable: Watchable, findings: Findings
 ) -> int:
-    """The bytes that a probe keeps of a step; what it cannot keep is noted."""
+    """Return the bytes that a probe keeps of a step; what it cannot keep becomes a finding."""
     pointer = f"/probes/{number}"
     total = 0
     wrong: tuple[str, BadSlice] | None = None

@@ -1,1 +1,1 @@
-"""What can be watched and what is: names, globs, probes at work, the places of hooks."""
+"""What can be watched and what is: names, globs, active probes, hook sites."""

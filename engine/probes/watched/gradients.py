@@ -1,4 +1,4 @@
-"""The gradient of a tensor as it was when it was looked at, whatever overwrites it later."""
+"""The gradient of a tensor with the value it had when it was watched, whatever overwrites it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ See = Callable[[Tensor], None]
 
 
 def watch_gradient(tensor: Tensor, see: See) -> list[Any]:
-    """Have the gradient by a tensor's present value seen in the backward pass; returns the handles.
+    """Call ``see`` with the gradient with respect to a tensor's present value; return the handles.
 
-    A hook on a tensor stays with the operation that made its value, so that an in-place operation
-    after it changes nothing. Only where the tensor is a view (``Flatten``, a ``Linear`` over
-    sequences) and is overwritten through it, autograd leaves that operation out: then the gradient
-    by the memory it views comes by, and its part of it is the tensor's.
+    A tensor hook stays with the operation that made the value, so a later in-place operation does
+    not matter. The exception is a view (``Flatten``, a ``Linear`` over sequences) that is
+    overwritten in place: autograd then skips that operation. The gradient with respect to the
+    view's base still arrives, and the view's part of it is the tensor's gradient.
     """
     if not tensor._is_view() or tensor._base is None:  # pyright: ignore[reportPrivateUsage]
         return [tensor.register_hook(_silently(see))]
@@ -50,7 +50,7 @@ class _Part:
         self._view = (view.size(), view.stride())
 
     def of(self, gradient: Tensor) -> Tensor:
-        """The view's part of a tensor like its base."""
+        """Return the view's part of a tensor shaped like its base."""
         laid_out = torch.empty_strided(*self._base, dtype=gradient.dtype, device=gradient.device)
         laid_out.copy_(gradient)
         return laid_out.as_strided(*self._view, self._offset)

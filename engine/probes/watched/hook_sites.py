@@ -1,4 +1,4 @@
-"""Where hooks go: the modules whose inputs and outputs some probe may look at."""
+"""Hook sites: the modules whose inputs and outputs some probe may watch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,22 +13,22 @@ from engine.probes.watched.sample_losses import LOSS_NAMES
 from engine.probes.watched.select import Scope, may_match
 
 Seen = tuple[str, Tensor, ActiveProbes]
-"""A tensor by its name, and who wants it."""
+"""A tensor by its name, and the probes that watch it."""
 
 
 @dataclass(frozen=True)
 class HookPoint:
-    """A module that is looked at, and by which probes."""
+    """A watched module, and the probes that watch it."""
 
     module: nn.Module
     path: str
-    """Its place inside the layer; empty: the layer itself."""
+    """Its path inside the layer; empty: the layer itself."""
     inputs: list[ActiveProbe]
     outputs: list[ActiveProbe]
     _known: dict[tuple[str, str], ActiveProbes] = field(default_factory=dict, repr=False)
 
     def wanting(self, kind: str, leaf: str, owner: str, number: int) -> ActiveProbes:
-        """Who looks at a leaf of a call; the same at each step, and so found once."""
+        """Return the probes of a leaf of a call; the same at each step, so it is cached."""
         known = self._known.get((kind, leaf))
         if known is None:
             scope: Scope = "inner" if self.path else "layer"
@@ -43,46 +43,46 @@ class HookPoint:
 
 @dataclass(frozen=True)
 class HookedModule:
-    """A layer's module with the points in it."""
+    """A layer's module with its hook points."""
 
     module: nn.Module
     layers: list[str]
-    """The layers that it is, in the order of the calls: several where it is shared."""
+    """The layers that use it, in the order of the calls; several if it is shared."""
     points: list[HookPoint] = field(default_factory=list[HookPoint])
 
     @cached_property
     def is_counted(self) -> bool:
-        """Whether its calls have to be told apart."""
+        """Whether its calls have to be counted to tell them apart."""
         return len(self.layers) > 1 or any(point.path for point in self.points)
 
 
 class HookSites:
-    """What some probes look at in a network, as long as they are the ones that are due."""
+    """The hook sites of a network for one set of due probes."""
 
     def __init__(self, network: Network, due: Sequence[ActiveProbe]) -> None:
         self._network = network
         self._due = due
         self.spots = _find_spots(network, due)
         self.order = {name: number for number, name in enumerate(network.layers)}
-        """The place of each layer in the network."""
+        """The index of each layer in the network."""
         self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
-        """Who looks at the loss, by the names it has."""
+        """The probes that watch the loss, by its names."""
         kinds = {kind for watch in due for kind in watch.probe.kinds}
         self.goes_on = bool({"update", "optim_state"} & kinds)
-        """Whether somebody looks at what the update does."""
+        """Whether a probe watches the update."""
         self.sees_clipped = any(
             watch.point == "clipped" and "param_grad" in watch.probe.kinds for watch in due
         )
-        """Whether somebody looks at gradients after they were clipped, if they are."""
+        """Whether a probe watches gradients after clipping."""
         self._parameters: dict[str, list[Seen]] = {}
         self._alike: dict[tuple[ActiveProbe, ...], ActiveProbes] = {}
 
     def place(self, name: str) -> int:
-        """The place of a tensor's layer in the network; what is of no layer comes last."""
+        """Return the index of a tensor's layer; a tensor of no layer comes last."""
         return self.order.get(root(name), len(self.order))
 
     def parameters(self, kind: str) -> list[Seen]:
-        """The parameters that somebody wants something of this kind of."""
+        """Return the parameters of which a probe wants this kind."""
         if kind not in self._parameters:
             named = self._network.named_parameters()
             found = [(name, item, wanting(self._due, kind, name)) for name, item in named]
@@ -97,12 +97,12 @@ class HookSites:
 def wanting(
     due: Sequence[ActiveProbe], kind: str, name: str, scope: Scope = "parameter"
 ) -> ActiveProbes:
-    """The probes that look at what is no leaf of a layer."""
+    """Return the probes that watch a tensor that is not a leaf of a layer."""
     return ActiveProbes(watch for watch in due if watch.wants(kind, name, scope=scope))
 
 
 def _find_spots(network: Network, due: Sequence[ActiveProbe]) -> list[HookedModule]:
-    """The modules to hook for some probes; each module once."""
+    """Return the modules to hook for some probes; each module once."""
     spots: dict[int, HookedModule] = {}
     for name, module in network.layers.items():
         spots.setdefault(id(module), HookedModule(module, [])).layers.append(name)

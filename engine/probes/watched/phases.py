@@ -1,4 +1,4 @@
-"""What a probe of each phase may look at, checked before training. Words only."""
+"""Check before training what a probe of each phase may watch. Without torch."""
 
 from fnmatch import fnmatchcase
 
@@ -10,7 +10,7 @@ OF_EVALUATIONS = ("output", "input", "param")
 
 
 def check_phase(job: TrainJob, number: int, findings: Findings) -> None:
-    """Note what a probe of evaluations asks for and cannot have."""
+    """Add findings for what a probe of evaluations asks for and cannot have."""
     probe = job.probes[number]
     if probe.phase != "evaluate":
         return

@@ -1,4 +1,4 @@
-"""One probe at work: what it looks at, on which steps, and how often it has failed."""
+"""One active probe: what it watches, on which steps, and how often it has failed."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,15 +9,15 @@ NEVER = 2**62
 
 
 class ActiveProbe:
-    """One probe at work, and how often it has failed."""
+    """An active probe and its number of failures."""
 
     def __init__(self, number: int | str, probe: Probe) -> None:
         self.number = number
-        """Its place in the spec, or its id."""
+        """Its index in the spec, or its id."""
         self.probe = probe
         self.num_failures = 0
         self.factor = 1
-        """How many times its interval is wider than was asked, so that watching stays cheap."""
+        """The factor by which the governor widened its interval."""
         self.takes_stats = "stats" in probe.want
         self.takes_full = not {"full", "sample"}.isdisjoint(probe.want)
         self.counts = frozenset(probe.want) & {"histogram", "quantiles"}
@@ -27,14 +27,14 @@ class ActiveProbe:
 
     @property
     def every(self) -> int | None:
-        """The interval in force; None for one that has its steps listed."""
+        """The current interval; None for a probe with listed steps."""
         return None if self.probe.at is not None else (self.probe.every or 1) * self.factor
 
     @property
     def max_overhead(self) -> float | None:
-        """The fraction of step time beyond which it yields; None: never, as nothing lossless does.
+        """The fraction of step time above which the interval widens; None: never.
 
-        What waiting for room takes is what was asked for.
+        A lossless probe has none: the time it waits for room was asked for.
         """
         return None if self.probe.lossless else self.probe.max_overhead
 
@@ -47,7 +47,7 @@ class ActiveProbe:
         is_first: bool = True,
         scope: Scope = "parameter",
     ) -> bool:
-        """Whether the probe looks at this tensor; ``owner`` is the layer it comes from."""
+        """Return whether the probe watches this tensor; ``owner`` is the layer it comes from."""
         key = (kind, name, is_first)
         known = self._known.get(key)
         if known is None:
@@ -60,24 +60,24 @@ class ActiveProbe:
         return known
 
     def has_seen(self, kind: str, name: str) -> bool:
-        """Whether a look has found that the probe wants this tensor."""
+        """Return whether ``wants`` has found that the probe watches this tensor."""
         known = self._known
         return known.get((kind, name, True), False) or known.get((kind, name, False), False)
 
     def is_due(self, step: int) -> bool:
-        """Whether it looks at this step."""
+        """Return whether it is due at this step."""
         every = self.every
         if every is None:
             return is_due(self.probe, step)
         return step % every == 0 and self.is_open(step)
 
     def is_open(self, step: int) -> bool:
-        """Whether a step lies in its window."""
+        """Return whether a step is between its ``start`` and ``stop``."""
         probe = self.probe
         return probe.start <= step and (probe.stop is None or step < probe.stop)
 
     def next_due(self, step: int) -> int:
-        """The first step after this one on which it may be due; a lower bound is enough."""
+        """Return the first later step at which it may be due; a lower bound is enough."""
         probe = self.probe
         if probe.at is not None:
             return min((item for item in probe.at if item > step), default=NEVER)
@@ -88,7 +88,7 @@ class ActiveProbe:
 
 
 class ActiveProbes(list[ActiveProbe]):
-    """Probes that look at the same tensor, and what they want of it together; never changed."""
+    """The probes that watch the same tensor, and what they want of it together; immutable."""
 
     def __init__(self, watches: Iterable[ActiveProbe] = ()) -> None:
         super().__init__(watches)
@@ -99,5 +99,5 @@ class ActiveProbes(list[ActiveProbe]):
 
 
 def first_due_after(watches: Sequence[ActiveProbe], step: int) -> int:
-    """The next step at which some probe may be due."""
+    """Return the next step at which some probe may be due."""
     return min((watch.next_due(step) for watch in watches), default=NEVER)

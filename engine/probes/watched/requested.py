@@ -1,4 +1,4 @@
-"""What is to be watched from the next step on: the whole list, so that the newest one wins."""
+"""The requested probes from the next step on: the whole list, so that the newest one wins."""
 
 import json
 from collections.abc import Mapping
@@ -16,20 +16,21 @@ class RequestedProbes:
     """Grows with each change; 0 is the list of the spec."""
     probes: Mapping[str, Probe]
     new: frozenset[str] = frozenset()
-    """Those of a first list that were not there when the job was submitted, and are not told."""
+    """Probes of a first list that were added after the job was submitted and are not reported
+    yet."""
     off: frozenset[str] = frozenset()
-    """Those that the engine had switched off, because looking failed; they stay off."""
+    """Probes that the engine switched off after failures; they stay off."""
     since: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The revision of each one's last change."""
+    """The revision of each probe's last change."""
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> "RequestedProbes":
         """Read ``{"revision": 3, "probes": [{"id": …, "probe": {…}, "new": false}]}``.
 
-        An entry may also say ``failed`` and the ``revision`` of its last change.
+        An entry may also have ``failed`` and the ``revision`` of its last change.
 
         Raises:
-            ValueError: it is no such list.
+            ValueError: the document is not such a list.
         """
         try:
             found = {entry["id"]: _probe(entry["probe"]) for entry in document["probes"]}
@@ -41,7 +42,7 @@ class RequestedProbes:
             raise ValueError(f"not a list of probes: {cause}") from cause
 
     def same_as(self, before: "RequestedProbes") -> frozenset[str]:
-        """Those that an earlier list has just so."""
+        """Return the ids that an earlier list has unchanged."""
         return frozenset(name for name in self.probes if self._is_same(name, before))
 
     def _is_same(self, name: str, before: "RequestedProbes") -> bool:
@@ -50,7 +51,7 @@ class RequestedProbes:
         ) == self.since.get(name, 0)
 
     def changes_since(self, before: "RequestedProbes | None") -> list[dict[str, str]]:
-        """What this list attaches, changes and removes."""
+        """Return what this list attaches, changes and removes."""
         if before is None:
             return [_change(name, "attached") for name in self.probes if name in self.new]
         told: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""The loss as something to watch: its value, each sample's own, and which rows the samples are.
+"""The loss as a watched tensor: its value, each sample's loss, and which rows the samples are.
 
 Shape suffixes: B = rows of a batch.
 """
@@ -17,10 +17,10 @@ LOSS_NAMES = (LOSS, LOSS_SAMPLES, LOSS_ROWS)
 
 @torch.no_grad()
 def sample_losses(loss_fn: Losses, inputs: Sequence[Any]) -> Tensor:
-    """Each row's loss; one of several figures per row gives their mean.
+    """Return each row's loss; if a row has several values, their mean.
 
     Raises:
-        ValueError: a loss does not say what each row contributes, or not of the same rows.
+        ValueError: a loss has no value per row, or not for the same rows.
     """
     each = [term.of_rows(given) for term, given in loss_fn.split(inputs)]
     if len({item.shape for item in each}) > 1:

@@ -1,6 +1,6 @@
 """What a probe matches: globs over layers, their leaves and parameters, checked before training.
 
-Names and kinds only; knows nothing of hooks or tensors' values.
+Works on names and kinds; knows nothing of hooks or tensors' values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,27 +25,27 @@ Layout = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A tensor that has a name and a kind."""
+    """A tensor with a name and a kind."""
 
     size: int
     """In bytes."""
     owner: str
-    """The layer, the inner module or the parameter that it belongs to, which may stand for it."""
+    """The layer, inner module or parameter that it belongs to, whose name also matches it."""
     is_first: bool = True
     scope: Scope = "layer"
     lacks: str = ""
-    """Why it cannot be seen; empty where it can."""
+    """Why it cannot be watched; empty if it can."""
     layout: Layout | None = None
-    """None: not known ahead of time."""
+    """None: not known before training."""
 
 
 def means(
     glob: str, name: str, *, owner: str, is_first: bool = True, scope: Scope = "layer"
 ) -> bool:
-    """Whether a glob names a tensor.
+    """Return whether a glob names a tensor.
 
-    A layer's own name means its first leaf, and everything of all its parameters. What is inside a
-    layer is meant by globs with a dot only, and the loss by its name only.
+    A layer's own name means its first leaf, and everything of all its parameters. Tensors inside a
+    layer are matched only by globs with a dot, and the loss only by its name.
     """
     if scope == "parameter":
         return any(fnmatchcase(prefix, glob) for prefix in _prefixes(name))
@@ -57,27 +57,27 @@ def means(
 
 
 def _prefixes(name: str) -> list[str]:
-    """``conv1.weight`` belongs to ``conv1``, and so does what the optimizer keeps of it."""
+    """Return a name's prefixes: ``conv1.weight`` and its optimizer state belong to ``conv1``."""
     parts = name.split(".")
     return [".".join(parts[:number]) for number in range(1, len(parts) + 1)]
 
 
 def may_match(probe: Probe, module: str, scope: Scope = "layer") -> bool:
-    """Whether a probe could match some leaf of a module, whatever leaves it turns out to have."""
+    """Return whether a probe could match some leaf of a module, whatever leaves it has."""
     for glob in probe.layers:
         if scope == "inner" and "." not in glob:
             continue
         if fnmatchcase(module, glob):
             return True
         literal = _literal(glob)
-        # Past the module's own name there is a dot, or a colon before the number of a call.
+        # After the module's own name comes a dot, or a colon before the number of a call.
         if (literal != glob or "." in glob) and _begins_alike(literal, module):
             return True
     return False
 
 
 def _literal(glob: str) -> str:
-    """What of a glob comes before its first wildcard."""
+    """Return the part of a glob before its first wildcard."""
     first = min((glob.find(sign) for sign in "*?[" if sign in glob), default=len(glob))
     return glob[:first]
 
@@ -89,7 +89,7 @@ def _begins_alike(literal: str, module: str) -> bool:
 
 
 def is_due(probe: Probe, step: int) -> bool:
-    """Whether a probe looks at a step."""
+    """Return whether a probe is due at a step."""
     if step < probe.start or (probe.stop is not None and step >= probe.stop):
         return False
     if probe.at is not None:
@@ -109,25 +109,25 @@ def _steps(probe: Probe) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Watchable:
-    """Everything of one network that can be watched."""
+    """Everything in a network that can be watched."""
 
     things: Mapping[str, Mapping[str, NamedTensor]]
     """By kind and name."""
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Inner modules that no step calls, and why there is nothing to see."""
+    """Inner modules that no step calls, and why there is nothing to watch."""
     closed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Layers that hide what goes on inside them, and how to open them."""
+    """Layers that hide their inner modules, and how to open them."""
     without: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why nothing at all has a kind."""
+    """Kinds that no tensor has, and why."""
     _known: dict[tuple[str, str], list[str]] = field(default_factory=dict, repr=False)
 
     def with_gradient(self) -> set[str]:
-        """The layers' leaves and the parameters that have a gradient to be seen."""
+        """Return the leaves and the parameters whose gradients can be watched."""
         graded = [self.things[kind] for kind in ("output_grad", "param_grad")]
         return {name for things in graded for name, thing in things.items() if not thing.lacks}
 
     def matched(self, globs: Sequence[str], kind: str) -> dict[str, NamedTensor]:
-        """What some globs name of a kind, whether it can be seen or not."""
+        """Return the tensors of a kind that some globs name, whether they can be watched or not."""
         named = [self._named(glob, kind) for glob in globs]
         things = self.things.get(kind, {})
         if len(named) == 1:
@@ -147,13 +147,13 @@ class Watchable:
         return known
 
     def thing(self, seen: str) -> NamedTensor:
-        """What ``select`` gives as ``name/kind``."""
+        """Return the tensor of a ``name/kind`` from ``select``."""
         name, _, kind = seen.rpartition("/")
         return self.things[kind][name]
 
     @property
     def layers(self) -> list[str]:
-        """The names of the layers, in order."""
+        """Return the names of the layers, in order."""
         outputs = self.things.get("output", {})
         return list(
             dict.fromkeys(root(n) for n, thing in outputs.items() if thing.scope == "layer")
@@ -161,7 +161,7 @@ class Watchable:
 
 
 def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) -> dict[str, int]:
-    """What a probe will see, as ``name/kind`` with bytes; what it cannot see is noted."""
+    """Return what a probe will watch, as ``name/kind`` with bytes; the rest becomes findings."""
     pointer = f"/probes/{number}"
     before = len(findings.problems)
     for position, glob in enumerate(probe.layers):
@@ -169,25 +169,25 @@ def select(probe: Probe, number: int, watchable: Watchable, findings: Findings) 
     seen: dict[str, int] = {}
     for position, kind in enumerate(probe.kinds):
         wanted = watchable.matched(probe.layers, kind)
-        if probe.phase == "evaluate":  # whose loss is a metric, over all its batches
+        if probe.phase == "evaluate":  # its loss is a metric, over all batches
             wanted = {name: item for name, item in wanted.items() if item.scope != "loss"}
         seen.update(
             {f"{name}/{kind}": item.size for name, item in wanted.items() if not item.lacks}
         )
-        if wanted or len(findings.problems) == before:  # else its globs have said why
+        if wanted or len(findings.problems) == before:  # otherwise its globs have given the reason
             _check_kind(f"{pointer}/kinds/{position}", kind, wanted, watchable, findings)
     return seen
 
 
 class GradientPoints:
-    """Sees to it that a parameter's gradient is taken at one point: it is stored under one name."""
+    """Checks that a parameter's gradient is taken at one point: it is stored under one name."""
 
     def __init__(self, spec: TrainJob) -> None:
         self._clips = spec.clips
         self._taken: dict[str, tuple[str, int]] = {}
 
     def check(self, probe: Probe, number: int, seen: Iterable[str], findings: Findings) -> None:
-        """Compare a probe with those before it."""
+        """Compare a probe with the earlier ones."""
         if not self._clips:
             return
         for name in seen:
@@ -202,7 +202,7 @@ class GradientPoints:
 
 
 def check_loss_name(spec: TrainJob, findings: Findings) -> None:
-    """Say that a layer named ``loss`` is what probes of that name see."""
+    """Warn that probes named ``loss`` match a layer of that name."""
     for position, layer in enumerate(spec.network.layers):
         if layer.name == LOSS and any(
             glob.startswith(LOSS) for probe in spec.probes for glob in probe.layers

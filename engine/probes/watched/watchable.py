@@ -35,7 +35,7 @@ _NOT_FOLLOWED = "what happens inside its layer cannot be followed ahead of time"
 def everything(
     spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, states: States
 ) -> Watchable:
-    """What the probes of a job can look at."""
+    """Return what the probes of a job can watch."""
     reach = GradientReach(loss)
     layers, inner = _by_scope(traced, "outputs")
     outputs = {**layers, **inner}
@@ -54,7 +54,7 @@ def everything(
 
 
 def check_cuts(traced: Trace, loss: Tensor, findings: Findings) -> None:
-    """Note what layers are asked of gradients that never come."""
+    """Add findings for layers that are asked for gradients that never arrive."""
     reach = GradientReach(loss)
     for position, item in enumerate(traced.layers):
         layer, pointer = item.layer, f"/network/layers/{position}"
@@ -69,12 +69,12 @@ def check_cuts(traced: Trace, loss: Tensor, findings: Findings) -> None:
 
 
 def layout_of(item: Tensor) -> Layout:
-    """How a tensor is laid out."""
+    """Return the shape and item size of a tensor."""
     return tuple(item.shape), item.element_size()
 
 
 def _by_scope(traced: Trace, side: str) -> tuple[dict[str, SeenTensor], dict[str, SeenTensor]]:
-    """What layers take or give, and what the modules inside them do."""
+    """Return the inputs or outputs of layers, and those of the modules inside them."""
     layers: dict[str, SeenTensor] = {}
     inner: dict[str, SeenTensor] = {}
     for layer in traced.layers:
@@ -114,7 +114,7 @@ def _of_parameters(
 
 
 def _of_loss(spec: TrainJob, traced: Trace) -> dict[str, NamedTensor]:
-    """The loss under its own names, where no layer and no field has taken them."""
+    """Return the loss under its own names, unless a layer or field has taken them."""
     layers = {layer.name for layer in spec.network.layers}
     asked = any(glob.startswith(LOSS) for probe in spec.probes for glob in probe.layers)
     if LOSS in layers or not asked:
@@ -142,7 +142,7 @@ def _why_no_samples(spec: TrainJob, inputs: list[Tensor]) -> str:
     try:
         try:
             sample_losses(criterion.to("meta"), inputs)
-        except NotImplementedError:  # no meta kernel: one tiny batch of real numbers
+        except NotImplementedError:  # no meta kernel: use one tiny batch of real numbers
             sample_losses(criterion.to_empty(device="cpu"), [tiny(item) for item in inputs])
     except Exception as cause:
         return f"{str(cause).splitlines()[0][:200]}: it does not say {{}}"
@@ -150,7 +150,7 @@ def _why_no_samples(spec: TrainJob, inputs: list[Tensor]) -> str:
 
 
 def _silent(traced: Trace) -> dict[str, str]:
-    """Inner modules that a step never calls, or that put nothing out."""
+    """Return inner modules that a step never calls, or that have no output."""
     found: dict[str, str] = {}
     for layer in traced.layers:
         name, record = layer.layer.name, layer.record
