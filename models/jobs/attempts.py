@@ -94,7 +94,7 @@ def _take(tx: Session, job_id: str, fence: int, worker: str, devices: Sequence[D
 def claim(
     tx: Session, job_id: str, worker: str, start: StartPoint = SCRATCH
 ) -> tuple[Claim, Job] | None:
-    """Claim the attempt that waits for this worker. None: another wake-up was faster, or it is gone.
+    """Claim the attempt that waits for this worker. None: another wake-up was first, or it is gone.
 
     From here on, rows of earlier attempts are hidden from this attempt's first step on. The job's
     progress and summary are reset to that step.
@@ -191,7 +191,7 @@ def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
 
 
 def num_halved(tx: Session, job_id: str) -> int:
-    """Return how many attempts of a job ended to continue with smaller micro-batches."""
+    """Return how many attempts of a job ended to continue with smaller batches."""
     query = select(func.count()).where(Attempt.job == job_id, Attempt.exit_kind == "oom_halved")
     return tx.scalar(query) or 0
 
@@ -322,7 +322,7 @@ def waiting(tx: Session, worker: str) -> list[str]:
 
 
 def held(tx: Session, worker: str) -> list[Claim]:
-    """Return attempts that a worker claimed and did not end; at its start, those before a restart."""
+    """Return attempts that a worker claimed and did not end; at its start, of its last run."""
     return _claims(tx, worker, "claimed")
 
 

@@ -101,6 +101,6 @@ def _add_artifacts(tx: Session, claim: Claim, rows: Sequence[dict[str, Any]]) ->
 
 
 def num_shipments(tx: Session, claim: Claim) -> int:
-    """Return the number of stored shipments, to find out whether an unconfirmed commit succeeded."""
+    """Return the number of stored shipments, to check whether an unconfirmed commit succeeded."""
     mine = (Attempt.job == claim.job, Attempt.n == claim.attempt)
     return tx.scalars(select(Attempt.num_shipments).where(*mine)).one()
