@@ -1,4 +1,4 @@
-"""Serve the API: ``python -m api [--host H] [--port P]``; prints its address as one JSON line."""
+"""Serve the API: ``python -m api [--host H] [--port P]``. Prints its address as one JSON line."""
 
 import argparse
 import asyncio
@@ -33,13 +33,13 @@ STALLED_MS = 60_000
 _OTHER_FILES = 1000
 _M_ARENA_MAX, _NUM_ARENAS = -8, 2
 STOP_S = 5
-"""Connections still open this long after the first signal are cut."""
+"""Connections still open this long after the first signal are closed."""
 _END_S = STOP_S + 15
-"""An API whose lifeline is cut is gone after this, whatever holds it up."""
+"""The API exits within this time after its lifeline is cut, even if something blocks."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn waits for open streams before it runs the app's shutdown: so they are told here."""
+    """Ends open streams on a signal, because uvicorn waits for them before the app's shutdown."""
 
     def __init__(self, config: uvicorn.Config, resources: AppState) -> None:
         super().__init__(config)
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, then say where."""
+        """Start to listen, then print the address."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and sockets:
@@ -55,9 +55,10 @@ class Server(uvicorn.Server):
             sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End in good order; a second Ctrl-C ends at once.
+        """Shut down gracefully; a second Ctrl-C exits at once.
 
-        uvicorn's own would also raise the signal again at the end: an ordered end is no failure.
+        Unlike uvicorn's handler, it does not raise the signal again: a graceful shutdown is no
+        failure.
         """
         del frame
         if self._loop is not None:
@@ -67,7 +68,7 @@ class Server(uvicorn.Server):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until a signal, or until the parent is gone."""
+    """Run until a signal arrives or the parent process ends."""
     parser = argparse.ArgumentParser(prog="python -m api", description="Serve the Glasshouse API.")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def refuse_to_start(settings: Settings) -> str | None:
-    """Why the API may not serve what is stored; None: it may."""
+    """Return why the API may not serve the stored data; None: it may."""
     database = Database(settings.database)
     try:
         return startup.refusal(settings, database)
@@ -112,7 +113,7 @@ def refuse_to_start(settings: Settings) -> str | None:
 
 
 def refuse_to_bind(host: str, settings: Settings) -> str | None:
-    """Why the API may not listen there; None: it may."""
+    """Return why the API may not listen on the host; None: it may."""
     if is_loopback(host):
         return None
     if not settings.behind_proxy:
@@ -130,12 +131,12 @@ def refuse_to_bind(host: str, settings: Settings) -> str | None:
 
 
 def share_memory() -> None:
-    """Have all threads take their memory from few places; for glibc, before there are threads.
+    """Limit glibc's memory arenas, so that threads share them. Call it before threads start.
 
-    Of itself it gives each thread its own, and each keeps what it has freed: tens of megabytes
-    that nothing uses, and that grow for the first thousands of streams.
+    By default each thread gets its own arena and keeps memory that it freed: tens of unused
+    megabytes, growing over the first thousands of streams.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library does it its own way
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such option
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _NUM_ARENAS)
 
 
@@ -143,14 +144,14 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a client that reads nothing is let go
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: disconnects a client that reads nothing
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     listener.bind((host, port))
     return listener
 
 
 def _allow_files(max_connections: int) -> None:
-    """Each connection is an open file: raise the soft limit as far as the hard one allows."""
+    """Raise the soft limit of open files for the connections, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

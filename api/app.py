@@ -1,4 +1,4 @@
-"""The app factory: the routes behind the gate and the doorman. Nothing happens at import."""
+"""The app factory: middleware and routes. Nothing runs at import."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -50,14 +50,14 @@ ROUTERS: tuple[APIRouter, ...] = (
     quotas.router,
     *inspection.ROUTERS,
 )
-"""Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``): add new ones here."""
+"""Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``). Add new ones here."""
 
 UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
-"""Asked all the time by machines."""
+"""Polled all the time by machines."""
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Make the API of one process."""
+    """Create the API of one process."""
     resources = make_resources(settings)
     keyring = Keyring(resources.database, settings)
     meters = ProcessMetrics()
@@ -122,7 +122,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
 
 
 def _telemetry(tracing: Tracing) -> TelemetryConfig:
-    """Spans of requests, where they are wanted; figures and logs are our own."""
+    """Configure spans of requests, if tracing is on. Metrics and logs are our own."""
     return {
         "tracer_provider": tracing.provider,
         "tracing": tracing.provider is not None,

@@ -1,4 +1,4 @@
-"""What the routes of one API process share. Made once, by the app factory."""
+"""State that the routes of one API process share. Created once, by the app factory."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -31,27 +31,27 @@ class AppState:
     space: Space
     receiving: Receiving = field(default_factory=Receiving)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the process was asked to end: open streams and waits finish."""
+    """Set when the process was asked to end: open streams and waits finish."""
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
-    """Tasks of the process's own, cancelled at its end."""
+    """Background tasks of the process, cancelled at its end."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
     def wake(self, job: str) -> None:
-        """Tell everybody, in every process, that there may be news of a job. From any thread."""
+        """Notify waiters in all processes that a job may have changed. Callable from any thread."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.wakeups.ring, job)
         self.notifier.job_changed(job)
 
     def drain(self) -> None:
-        """Let open streams and waits finish: the process is about to end."""
+        """Let open streams and waits finish, because the process is about to end."""
         self.draining.set()
         self.streams.drain()
         self.wakeups.ring_all()
 
 
 def make_resources(settings: Settings) -> AppState:
-    """The resources that the settings describe. Connects to nothing yet."""
+    """Create the resources from the settings. Connects to nothing yet."""
     database = Database(settings.database, pool_size=settings.database_connections)
     artifacts = open_artifacts(settings)
     wakeups = Wakeups(settings.redis)
@@ -72,4 +72,4 @@ async def _resources(request: Request) -> AppState:
 
 
 House = Annotated[AppState, Depends(_resources)]
-"""The parameter of a route that uses them: ``house: House``."""
+"""Type of a route's parameter for the app state."""

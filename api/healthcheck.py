@@ -1,4 +1,4 @@
-"""A container's health check: ``python -m api.healthcheck URL`` ends with 0 when it answers 200."""
+"""A container's health check: ``python -m api.healthcheck URL`` exits with 0 if it answers 200."""
 
 import sys
 from urllib.error import URLError
@@ -8,7 +8,7 @@ TIMEOUT_S = 3.0
 
 
 def main(url: str) -> int:
-    """Ask once."""
+    """Send one request."""
     if not url.startswith(("http://127.0.0.1:", "http://localhost:", "http://[::1]:")):
         return 2
     try:

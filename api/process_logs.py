@@ -7,7 +7,7 @@ import structlog
 
 
 def configure() -> None:
-    """Send structlog's and the standard library's records out as JSON lines."""
+    """Write the records of structlog and the standard library as JSON lines."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

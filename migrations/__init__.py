@@ -1,1 +1,1 @@
-"""One linear history of the database, for SQLite and PostgreSQL."""
+"""The linear history of the database schema, for SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""What Alembic runs. The connection comes from ``models.migrate``."""
+"""Alembic's environment. The connection comes from ``models.migrate``."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from models.tables import Json, Table, Time
 
 
 def _render(kind: str, value: Any, _context: Any) -> str | bool:
-    """Write our column types as the plain types they are stored as."""
+    """Render custom column types as the plain types they are stored as."""
     if kind == "type" and isinstance(value, Time):
         return "sa.BigInteger()"
     if kind == "type" and isinstance(value, Json):

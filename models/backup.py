@@ -1,13 +1,13 @@
-"""Back the service up and restore it: ``python -m models.backup create|restore DIRECTORY``.
+"""Back up and restore the service: ``python -m models.backup create|restore DIRECTORY``.
 
 A backup is taken while the service runs. It copies the database as of one moment (one snapshot),
-then every file that the rows of that snapshot name. Stored files never change, so a copy that is
-taken later is the same file. A file that was deleted in between is listed in the manifest as lost,
-and a restore deletes the rows that name it. The manifest has the digest of each file and is written
-last: a directory without a manifest is no backup.
+then every file that rows of that snapshot refer to. Stored files never change, so a later copy is
+the same file. A file that is deleted in between is listed in the manifest as lost, and a restore
+deletes the rows that refer to it. The manifest has the digest of each file and is written last: a
+directory without a manifest is not a backup.
 
-A restore writes a mark into the artifacts directory first and removes it last. API, worker and
-migration refuse to start while the mark is there (`models.startup`).
+A restore first writes a marker into the artifacts directory and removes it last. API, worker and
+migration refuse to start while the marker exists (`models.startup`).
 """
 
 import argparse
@@ -56,26 +56,26 @@ class BackupFile:
     """A file of a backup."""
 
     path: str
-    """In the backup; for artifacts ``artifacts/`` and the key."""
+    """Path in the backup; for artifacts ``artifacts/`` and the key."""
     size_bytes: int
     sha256: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Its entry in the manifest."""
+        """Return the entry in the manifest."""
         return {"path": self.path, "size_bytes": self.size_bytes, "sha256": self.sha256}
 
 
 def create(settings: Settings, directory: Path, *, link: bool = False) -> dict[str, Any]:
-    """Back everything up into an empty or new directory; gives the manifest without its files.
+    """Back everything up into an empty or new directory. Return the manifest without its files.
 
     Args:
-        settings: of the service.
-        directory: where to; private to its owner.
-        link: make hard links to the artifacts where that is possible; they are never changed in
-            place, so this is as good a copy until the disk itself fails.
+        settings: The settings of the service.
+        directory: The target; private to its owner.
+        link: Create hard links to the artifacts if possible. They are never changed in place, so
+            this is as good as a copy until the disk itself fails.
 
     Raises:
-        BackupError: the directory is not empty, or there is no ``pg_dump``.
+        BackupError: The directory is not empty, or there is no ``pg_dump``.
     """
     if directory.exists() and any(directory.iterdir()):
         raise BackupError(f"{directory} is not empty; a backup wants a directory of its own")
@@ -104,10 +104,10 @@ def create(settings: Settings, directory: Path, *, link: bool = False) -> dict[s
 
 
 def restore(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Make a backup the state of a service that has none yet; it may be of an older version.
+    """Restore a backup into a new service. The backup may be from an older version.
 
     Raises:
-        BackupError: it is no whole backup, or the service has a database or artifacts already.
+        BackupError: The backup is incomplete, or the service already has a database or artifacts.
     """
     manifest = _read_manifest(directory)
     kind = "sqlite" if settings.database.startswith("sqlite") else "postgresql"
@@ -137,12 +137,12 @@ def restore(settings: Settings, directory: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """The database of a backup."""
+    """The copied database of a backup."""
 
     kind: str
     revision: str
     keys: list[str]
-    """The artifacts that its rows name."""
+    """The artifacts that its rows refer to."""
 
 
 def _copy_database(settings: Settings, directory: Path) -> _Copied:
@@ -166,7 +166,7 @@ def _copy_database(settings: Settings, directory: Path) -> _Copied:
 
 
 def _dump(tx: Session, settings: Settings, directory: Path) -> _Copied:
-    """Dump the snapshot of a transaction; the transaction says nothing until the dump is done."""
+    """Dump the snapshot of a transaction, which is idle until the dump is done."""
     tx.execute(text(_WAIT_FOR_EVER))
     snapshot = str(tx.scalars(text("SELECT pg_export_snapshot()")).one())
     copied = _Copied("postgresql", _revision(tx), list(_keys(tx)))
@@ -179,7 +179,7 @@ def _revision(tx: Session) -> str:
 
 
 def _restore_sqlite(settings: Settings, source: Path, lost: Sequence[str]) -> None:
-    """Restore beside the place of the database, and rename it as the last step."""
+    """Restore next to the database's path, and rename as the last step."""
     place = Path(settings.database.removeprefix("sqlite:///"))
     beside = place.parent / f".{place.name}.restoring"
     shutil.rmtree(beside, ignore_errors=True)
@@ -207,7 +207,7 @@ def _copy_sqlite(source: Path, to: Path) -> None:
         raise BackupError(f"there is no database at {source}")
     handle = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.close(handle)
-    # one step: in WAL mode a long read keeps no writer waiting, and is never begun again
+    # a single step: in WAL mode a long read does not block writers and never restarts
     with (
         closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as live,
         closing(sqlite3.connect(to)) as copy,
@@ -219,7 +219,7 @@ def _copy_sqlite(source: Path, to: Path) -> None:
 
 
 def _keys(tx: Session) -> Generator[str]:
-    """The artifacts that the database names."""
+    """Yield the artifacts that the database refers to."""
     for dataset, state, key in tx.execute(select(Dataset.id, Dataset.state, Dataset.key)):
         if state == "ready":
             yield key
@@ -227,17 +227,17 @@ def _keys(tx: Session) -> Generator[str]:
             yield f"uploads/{dataset}"
     for table in (Checkpoint, JobArtifact):
         yield from tx.scalars(select(table.key).execution_options(yield_per=1000))
-    if inspect(tx.connection()).has_table("uploads"):  # a backup is taken before a migration, too
+    if inspect(tx.connection()).has_table("uploads"):  # backups are also taken before migrations
         yield from tx.scalars(text("SELECT key FROM uploads"))
     captures = select(Capture.key).distinct().execution_options(yield_per=1000)
     yield from tx.scalars(captures)
 
 
 def _copy(source: Path, to: Path, link: bool) -> list[Path]:
-    """Copy a file, or a directory of files; the files that were made.
+    """Copy a file or a directory of files. Return the created files.
 
     Raises:
-        FileNotFoundError: it was deleted meanwhile, as a whole (`LocalArtifacts.delete`).
+        FileNotFoundError: It was deleted in the meantime, as a whole (`LocalArtifacts.delete`).
     """
     if source.is_dir():
         inside = sorted(path for path in source.rglob("*") if path.is_file())
@@ -256,7 +256,7 @@ def _linked(path: Path, place: Path) -> bool:
         os.link(path, place)
     except FileNotFoundError:
         raise
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         return False
     return True
 
@@ -302,7 +302,7 @@ def _check_files(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def _copy_artifacts(directory: Path, manifest: dict[str, Any], to: Path) -> None:
-    """Copy what the manifest lists, and nothing that a broken copy may have left beside it."""
+    """Copy only what the manifest lists, not leftovers of an aborted copy."""
     for entry in manifest["files"]:
         if entry["path"].startswith("artifacts/"):
             place = to / entry["path"].removeprefix("artifacts/")
@@ -330,11 +330,11 @@ def _refuse_tables(settings: Settings) -> None:
 
 
 def _forget_lost(tx: Session, keys: Sequence[str]) -> None:
-    """Rows whose files were deleted while the backup was taken go too, as they did there."""
+    """Delete rows whose files were deleted during the backup; the backed-up service did so too."""
     for table in (Capture, Checkpoint, JobArtifact, Dataset):
         for first in range(0, len(keys), 500):
             tx.execute(delete(table).where(table.key.in_(keys[first : first + 500])))
-    tx.execute(delete(Mark))  # nobody has a turn in a service that was not there
+    tx.execute(delete(Mark))  # no process has a turn in the new service
 
 
 def _told(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What can be seen wrong from the host of the service: ``python -m models.check``.
+"""Check the service from its host: ``python -m models.check``.
 
-Prints a JSON list of findings: name, state (ok, warn, fail), detail, how to mend it. For
+Prints a JSON list of findings: name, state (ok, warn, fail), detail, and how to fix it. Used by
 ``glasshouse doctor``, which itself knows nothing of databases.
 """
 
@@ -28,7 +28,7 @@ _MANY_DOOMED = 10_000
 
 
 def findings() -> list[Finding]:
-    """Look at settings, disks and database."""
+    """Check settings, disks, database and tracing."""
     try:
         settings = Settings()
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""One way to the database: short read and write transactions, on SQLite and on PostgreSQL.
+"""Access to the database: short read and write transactions, on SQLite and on PostgreSQL.
 
-A write transaction on SQLite begins IMMEDIATE and goes through one connection per process:
-with SQLAlchemy's default deferred transactions concurrent updates are lost without an error.
+A write transaction on SQLite begins IMMEDIATE and uses the one write connection of the process.
+With SQLAlchemy's default deferred transactions, concurrent updates are lost without an error.
 """
 
 from collections.abc import Generator
@@ -29,19 +29,19 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 
-# What every SQLite connection must report back; a pragma that fails says so only by its value.
+# Every SQLite connection must report these values back: a failed pragma raises no error.
 SQLITE_PRAGMAS = {
     "journal_mode": "wal",
     "synchronous": 1,  # NORMAL: durable at checkpoints, never corrupt
     "foreign_keys": 1,
     "busy_timeout": 10_000,
-    "journal_size_limit": 32 * 1024**2,  # what a long read made it grow to is given back
+    "journal_size_limit": 32 * 1024**2,  # shrinks the log after a long read made it grow
     "mmap_size": 0,  # the WAL-reset bug of SQLite < 3.51.3 was seen with mmap
 }
 IDLE_IN_TRANSACTION_S = 20
-"""PostgreSQL ends a transaction whose client says nothing for so long, and frees what it has
-locked. Else a process that stands still in one, or a machine that is gone, keeps its job from
-being taken by another. No transaction of ours waits for anything but the database."""
+"""PostgreSQL ends a transaction that is idle for this long, and releases its locks. Otherwise a
+hung process or a lost machine would keep its job from being taken over. Transactions of the service
+wait for nothing but the database."""
 
 
 _LIVELINESS = {
@@ -51,22 +51,22 @@ _LIVELINESS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""libpq's words, in seconds and milliseconds: a server that is gone without a word is noticed in
-about a minute, while the system's own defaults take hours. What the URL says comes first."""
+"""libpq parameters, in seconds and milliseconds: a lost server is noticed in about a minute; the
+system's defaults take hours. Parameters in the URL take precedence."""
 
 _SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-"""Of reading transactions on PostgreSQL; a part of BEGIN. SQLite has nothing else."""
+"""Options of read transactions on PostgreSQL, part of BEGIN. SQLite needs none."""
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
-"""SQLSTATE of serialization_failure, deadlock_detected and lock_not_available: PostgreSQL answers,
-and rolled the transaction back because of another one."""
+"""SQLSTATE of serialization_failure, deadlock_detected and lock_not_available: PostgreSQL rolled
+the transaction back because of another one."""
 
 Transaction = Session
-"""What the functions of this room take first. The rooms above pass it on and never look inside."""
+"""First argument of the functions in this package. Other packages pass it on without using it."""
 
 
-class now_ms(FunctionElement[int]):  # noqa: N801 (reads as the SQL function that it is)
-    """The database's own clock, Unix milliseconds: leases never depend on a worker's clock."""
+class now_ms(FunctionElement[int]):  # noqa: N801 (named like the SQL function)
+    """The database's clock in Unix milliseconds. Leases never depend on a worker's clock."""
 
     type = BigInteger()
     inherit_cache = True
@@ -83,32 +83,32 @@ def _now_postgresql(*_: Any, **__: Any) -> str:  # pyright: ignore[reportUnusedF
 
 
 def database_time(tx: Session) -> datetime:
-    """The database's own time: for times of several hosts that are compared with each other."""
+    """Return the database's time, for times of several hosts that are compared."""
     return datetime.fromtimestamp(tx.scalars(select(now_ms())).one() / 1000, UTC)
 
 
 def insert_into(tx: Session, table: Any) -> Any:
-    """An INSERT that has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
+    """Return an INSERT that has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
 
-    A row that is looked for first and then inserted may be inserted by another transaction between.
+    Between a lookup and an insert, another transaction may insert the same row.
     """
     return (postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def lock_at_most(tx: Session, seconds: float) -> None:
-    """Wait no longer than this for a lock that another transaction holds, on PostgreSQL.
+    """Limit the wait for a lock of another transaction, on PostgreSQL.
 
-    Then TransactionConflict is raised. On SQLite a write transaction holds the only lock.
+    After that, TransactionConflict is raised. On SQLite a write transaction holds the only lock.
     """
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(text(f"SET LOCAL lock_timeout = {round(seconds * 1000)}"))
 
 
 class Database:
-    """Opens transactions. Make one per process, after any fork."""
+    """Opens transactions. Create one per process, after any fork."""
 
     def __init__(self, url: str, *, pool_size: int = 8, idle_s: float | None = None) -> None:
-        """``idle_s``: as `IDLE_IN_TRANSACTION_S`, for the transactions of this process."""
+        """``idle_s``: like `IDLE_IN_TRANSACTION_S`, for the transactions of this process."""
         self.url = url
         self._idle_s = IDLE_IN_TRANSACTION_S if idle_s is None else idle_s
         self.is_sqlite = url.startswith("sqlite")
@@ -123,13 +123,13 @@ class Database:
 
     @contextmanager
     def write(self) -> Generator[Session]:
-        """A transaction that commits when the block ends and rolls back when it raises."""
+        """Open a transaction that commits at the end of the block and rolls back on an error."""
         with translated(), self._write_session.begin() as session:
             yield session
 
     @contextmanager
     def read(self) -> Generator[Session]:
-        """A snapshot to read from: every statement sees what was committed before the first.
+        """Open a read snapshot: all statements see the data committed before the first one.
 
         Rows stay usable after the block.
         """
@@ -137,17 +137,17 @@ class Database:
             yield session
 
     def ping(self) -> None:
-        """Ask the database for one row.
+        """Query one row.
 
         Raises:
-            DatabaseUnavailable: it does not answer.
+            DatabaseUnavailable: The database does not answer.
         """
         with self.read() as tx:
             tx.execute(text("SELECT 1"))
 
     @property
     def engine(self) -> Engine:
-        """The writing engine, for migrations."""
+        """Return the write engine, for migrations."""
         return self._writer
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Database:
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Turn a failure of the database itself into the error that the service has for it."""
+    """Translate database errors into errors of the service."""
     try:
         yield
     except PoolTimeout as error:
@@ -205,7 +205,7 @@ def _lively(url: str) -> dict[str, Any]:
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN, not the driver
+    connection.isolation_level = None  # SQLAlchemy's begin event sends BEGIN, not the driver
     for name, wanted in SQLITE_PRAGMAS.items():
         connection.execute(f"PRAGMA {name} = {wanted}")
         found = connection.execute(f"PRAGMA {name}").fetchone()

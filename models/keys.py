@@ -29,16 +29,16 @@ Kind = Literal["key", "session", "ticket"]
 
 
 def make_secret() -> str:
-    """A new key: ``gh_``, 43 random characters (256 bits), ``_`` and a checksum of six.
+    """Return a new key: ``gh_``, 43 random characters (256 bits), ``_`` and a 6-character checksum.
 
-    The checksum lets a scanner, and this service, tell a key from a typing error.
+    The checksum lets scanners, and this service, distinguish a key from a typo.
     """
     body = "".join(secrets.choice(_ALPHABET) for _ in range(43))
     return f"{PREFIX}{body}_{_checksum(body)}"
 
 
 def is_well_formed(secret: str) -> bool:
-    """Whether a text has the form and the checksum of a key."""
+    """Return whether a text has the form and the checksum of a key."""
     body, _, check = secret.removeprefix(PREFIX).partition("_")
     return (
         secret.startswith(PREFIX)
@@ -55,16 +55,16 @@ def create(
     scopes: Sequence[str],
     lifetime: timedelta | None = None,
 ) -> tuple[Key, str]:
-    """Store an API key; returns it with its secret, which nobody can read again."""
+    """Store an API key. Return it with its secret, which cannot be read again."""
     scopes = [scope for scope in SCOPES if scope in scopes]
     return _add(tx, lifetime, kind="key", name=name, owner=owner, scopes=scopes)
 
 
 def derive(tx: Session, key_id: str, kind: Literal["session", "ticket"], life: timedelta) -> str:
-    """Store a session or a ticket that may do what its API key may; returns its secret.
+    """Store a session or a ticket with the rights of its API key. Return its secret.
 
     Raises:
-        KeyInvalid: the key is revoked or expired, or retention has deleted it.
+        KeyInvalid: The key is revoked or expired, or retention has deleted it.
     """
     key = _parent(tx, key_id)
     columns = {"parent": key.id, "name": key.name, "owner": key.owner, "scopes": key.scopes}
@@ -88,10 +88,10 @@ def _add(tx: Session, lifetime: timedelta | None, **columns: Any) -> tuple[Key, 
 
 
 def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
-    """The key that a secret belongs to.
+    """Return the key that a secret belongs to.
 
     Raises:
-        KeyInvalid: it is malformed, unknown, expired or revoked, or of another kind.
+        KeyInvalid: It is malformed, unknown, expired or revoked, or of another kind.
     """
     row = None
     if is_well_formed(secret):
@@ -102,18 +102,18 @@ def check(tx: Session, secret: str, *, kind: Kind = "key") -> Key:
 
 
 def valid_hashes(tx: Session) -> frozenset[str]:
-    """The hashes of all keys, sessions and tickets that are neither revoked nor expired."""
+    """Return the hashes of all keys, sessions and tickets that are neither revoked nor expired."""
     query = select(Key.sha256).where(Key.revoked_at.is_(None))
     return frozenset(tx.scalars(query.where(or_(Key.expires_at.is_(None), Key.expires_at > now()))))
 
 
 def behind(tx: Session, row: Key) -> Key:
-    """The API key itself; of a browser session or a ticket, the key that it was opened with.
+    """Return the API key itself; for a session or ticket, the API key that opened it.
 
     A session may be opened while its key is being revoked, so the key is checked each time.
 
     Raises:
-        KeyInvalid: that key is revoked or expired, or retention has deleted it since.
+        KeyInvalid: That key is revoked or expired, or retention has deleted it.
     """
     return row if row.parent is None else _parent(tx, row.parent)
 
@@ -126,7 +126,7 @@ def _parent(tx: Session, key_id: str) -> Key:
 
 
 def is_good(tx: Session, sha256: str) -> bool:
-    """Whether the key with this hash, and the one that it was opened with, is still valid."""
+    """Return whether the key with this hash, and the key that opened it, are still valid."""
     row = tx.scalar(select(Key).where(Key.sha256 == sha256))
     if row is None or not _is_valid(row):
         return False
@@ -138,10 +138,10 @@ def is_good(tx: Session, sha256: str) -> bool:
 
 
 def redeem(tx: Session, ticket: str) -> str:
-    """Use up a one-time ticket; the id of the API key that opened it.
+    """Use up a one-time ticket. Return the id of the API key that opened it.
 
     Raises:
-        KeyInvalid: it is unknown, expired or used.
+        KeyInvalid: It is unknown, expired or used.
     """
     row = check(tx, ticket, kind="ticket")
     key_id = tx.scalar(
@@ -156,7 +156,7 @@ def redeem(tx: Session, ticket: str) -> str:
 
 
 def find(tx: Session, *, after: str | None, limit: int) -> list[Key]:
-    """API keys, newest first, revoked ones too."""
+    """List API keys, newest first, including revoked ones."""
     query = select(Key).where(Key.kind == "key").order_by(Key.id.desc()).limit(limit)
     if after is not None:
         query = query.where(Key.id < after)
@@ -164,10 +164,10 @@ def find(tx: Session, *, after: str | None, limit: int) -> list[Key]:
 
 
 def revoke(tx: Session, key_id: str) -> Key:
-    """Make a key, and its owner's sessions that it opened, useless.
+    """Revoke a key and the sessions and tickets that it opened.
 
     Raises:
-        KeyNotFound: there is none.
+        KeyNotFound: The key does not exist.
     """
     mine = or_(Key.id == key_id, Key.parent == key_id)
     tx.execute(update(Key).where(mine, Key.revoked_at.is_(None)).values(revoked_at=now()))
@@ -178,12 +178,12 @@ def revoke(tx: Session, key_id: str) -> Key:
 
 
 def _is_valid(row: Key) -> bool:
-    """Whether it is neither revoked nor expired."""
+    """Return whether it is neither revoked nor expired."""
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
 
 
 def hash_of(secret: str) -> str:
-    """What is stored of a secret."""
+    """Return the hash that is stored of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -197,7 +197,7 @@ def _checksum(body: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Create a key from the command line of the service's host."""
+    """Create a key from the command line on the service's host."""
     from models.database import Database  # noqa: PLC0415 (the API imports this module, not these)
     from models.settings import Settings  # noqa: PLC0415
 

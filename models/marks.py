@@ -1,4 +1,4 @@
-"""Times that the processes share, by the database's clock: a turn to take, a sign of life."""
+"""Times that processes share, by the database's clock: whose turn it is, when it was done."""
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -9,7 +9,7 @@ from models.tables import Mark
 
 
 def note(tx: Session, name: str, by: str) -> int:
-    """Note that something was done now; gives the time, Unix milliseconds."""
+    """Note that something was done now. Return the time in Unix milliseconds."""
     values = {"at_ms": now_ms(), "by": by}
     query = insert_into(tx, Mark).values(name=name, **values)
     query = query.on_conflict_do_update(index_elements=["name"], set_=values)
@@ -17,15 +17,15 @@ def note(tx: Session, name: str, by: str) -> int:
 
 
 def read(tx: Session, name: str) -> tuple[int, str] | None:
-    """When something was noted last, and by whom."""
+    """Return when something was last noted, and by whom."""
     row = tx.execute(select(Mark.at_ms, Mark.by).where(Mark.name == name)).one_or_none()
     return None if row is None else (row[0], row[1])
 
 
 def take(tx: Session, name: str, by: str, *, every_ms: int) -> bool:
-    """Take a turn that only one process may have in so long. False: somebody had it.
+    """Take a turn that only one process may have per interval. False: another process has it.
 
-    The one who had it last keeps it by taking it again.
+    The last holder keeps the turn by taking it again.
     """
     free = (Mark.at_ms <= now_ms() - every_ms) | (Mark.by == by)
     mine = {"at_ms": now_ms(), "by": by}
@@ -37,6 +37,6 @@ def take(tx: Session, name: str, by: str, *, every_ms: int) -> bool:
     try:
         with tx.begin_nested():
             tx.execute(insert(Mark).values(name=name, **mine))
-    except IntegrityError:  # on PostgreSQL two may come this far together
+    except IntegrityError:  # on PostgreSQL, two processes may get here at once
         return False
     return True

@@ -1,6 +1,6 @@
-"""Bring the database to the newest revision: ``python -m models.migrate``.
+"""Migrate the database to the newest revision: ``python -m models.migrate``.
 
-Any number of processes may do it at once; one of them works and the others wait.
+Any number of processes may run it at once; one of them works and the others wait.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from models.settings import Settings
 
 
 def migrate(database: Database, *, lock_file: Path) -> None:
-    """Run the missing migrations. ``lock_file`` keeps SQLite's processes apart."""
+    """Run the missing migrations. ``lock_file`` serializes processes on SQLite."""
     with _alone(database, lock_file), database.engine.connect() as connection:
         if database.is_sqlite:
-            # a rebuilt table would otherwise cascade its deletion to the rows that refer to it
+            # otherwise, rebuilding a table would cascade its deletion to the rows that refer to it
             _enforce_foreign_keys(connection, on=False)
         else:
             connection.execute(text("SELECT pg_advisory_lock(7241310)"))
@@ -49,13 +49,13 @@ def migrate(database: Database, *, lock_file: Path) -> None:
 
 
 def _enforce_foreign_keys(connection: Connection, *, on: bool) -> None:
-    """Said to the driver: in a transaction, which SQLAlchemy begins, SQLite ignores the pragma."""
+    """Set the pragma through the driver: SQLite ignores it in the transaction of SQLAlchemy."""
     driver: Any = connection.connection.driver_connection
     driver.execute(f"PRAGMA foreign_keys = {int(on)}")
 
 
 def config(connection: Connection) -> Config:
-    """Alembic's configuration for one open connection."""
+    """Return Alembic's configuration for one open connection."""
     found = Config()
     found.set_main_option("script_location", str(Path(migrations.__file__).parent))
     found.set_main_option("path_separator", "os")

@@ -1,8 +1,8 @@
-"""Delete what is kept no longer: ``python -m models.purge [--dry-run] [--json]``.
+"""Delete expired data: ``python -m models.purge [--dry-run] [--json]``.
 
-Each transaction is small, and after each the purge rests longer than it took, up to a bound, so
-that everybody else gets most of the database. It can be ended at any moment and goes on the next
-time.
+Each transaction is small. After each, the purge pauses longer than the transaction took, up to a
+limit, so that others get most of the database. It can be stopped at any time and continues with the
+next run.
 """
 
 import argparse
@@ -26,19 +26,19 @@ from models.storage.retention import KINDS, Deleted, DependentRows
 from models.tables import now
 
 REST = 3.0
-"""It rests so many times as long as a transaction held the database."""
+"""Length of a pause, as a multiple of the transaction's duration."""
 LEAST_REST_S = 0.01
 MOST_REST_S = 0.5
-"""Whoever waits for the database has had it by then. On a machine with too much to do, where each
-transaction takes a second, longer rests would let the purge fall behind what comes in, for ever."""
+"""Other processes get the database in this time. On an overloaded machine, where each transaction
+takes a second, longer pauses would let the purge fall behind new data forever."""
 ORPHAN_AFTER_S = 86400.0
-"""A file that no row names is somebody's who has not written the row yet, until it is so old."""
+"""A younger file without a row may belong to a process that has not written the row yet."""
 _JOBS_AT_ONCE = 100
 
 
 @dataclass(slots=True)
 class Purged:
-    """What was deleted, or would be."""
+    """What was deleted, or would be deleted."""
 
     rows: dict[str, int] = field(default_factory=dict[str, int])
     bytes: dict[str, int] = field(default_factory=dict[str, int])
@@ -53,7 +53,7 @@ class Purged:
             self.bytes[name] = self.bytes.get(name, 0) + size
 
     def as_dict(self) -> dict[str, Any]:
-        """Its JSON form."""
+        """Return the JSON form."""
         return {
             "rows": self.rows,
             "bytes": self.bytes,
@@ -63,7 +63,7 @@ class Purged:
 
 
 class Purge:
-    """One pass over everything."""
+    """One pass over all data."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Purge:
         self._done = Purged()
 
     def run(self) -> Purged:
-        """Delete what is due; ends early when it is told to stop."""
+        """Delete expired data. Ends early when stopped."""
         self.run_deleted()
         before = self._before("keep_values_days")
         if before is not None:
@@ -104,7 +104,7 @@ class Purge:
         return self._done
 
     def run_deleted(self) -> Purged:
-        """Delete what deleted jobs have left."""
+        """Delete the data of deleted jobs."""
         self._delete_files()
         while not self._over:
             with self._database.read() as tx:
@@ -117,7 +117,7 @@ class Purge:
         return self._done
 
     def plan(self) -> Purged:
-        """What would be deleted; deletes nothing."""
+        """Return what would be deleted, without deleting it."""
         found = Purged()
         with self._database.read() as tx:
             leaving = retention.deleted_jobs(tx, limit=1_000_000)
@@ -145,7 +145,7 @@ class Purge:
 
     @property
     def _over(self) -> bool:
-        """Told to stop, or another process has taken the turn."""
+        """Return whether the purge was stopped or another process has taken the turn."""
         return self._lost or self._stop.is_set()
 
     def _before(self, setting: str) -> datetime | None:
@@ -197,7 +197,7 @@ class Purge:
         return self._repeat(kind.name, lambda tx: kind.some(tx, job, chunk))
 
     def _repeat(self, name: str, act: Callable[[Transaction], Deleted]) -> bool:
-        """Do it until nothing is left; whether there was anything."""
+        """Repeat until nothing is left. Return whether there was anything."""
         any_ = False
         while not self._over:
             done = self._once(name, act)
@@ -213,7 +213,7 @@ class Purge:
             if not self._stays_mine(tx):
                 self._lost = True
                 return Deleted()
-            tx.connection()  # begins: what was waited for until here is nobody's to be given back
+            tx.connection()  # begins: no pause is owed for the wait until here
             began = self._clock()
             done = act(tx)
         held_s = self._clock() - began
@@ -224,7 +224,7 @@ class Purge:
         return done
 
     def _delete_files(self) -> None:
-        """Delete the files of deleted rows. What a crash leaves here, the next pass deletes."""
+        """Delete the files of deleted rows. After a crash, the next pass deletes the rest."""
         while not self._over:
             with self._database.read() as tx:
                 keys = pending_deletions.find(tx, limit=100)
@@ -238,7 +238,7 @@ class Purge:
 
 
 def orphans(settings: Settings, database: Database) -> list[Path]:
-    """Uploads that no row names, and files broken off half-way, old enough to be nobody's."""
+    """Return uploads without a row and aborted files, old enough to belong to no process."""
     root, oldest = settings.artifacts, time.time() - ORPHAN_AFTER_S
     broken_off = [*root.glob("**/.*.incoming"), *root.glob("**/.*.deleted")]
     found = list(_old(broken_off, oldest))
@@ -249,7 +249,7 @@ def orphans(settings: Settings, database: Database) -> list[Path]:
 
 
 def delete_orphans(settings: Settings, database: Database) -> list[Path]:
-    """Delete them; which they were."""
+    """Delete the orphans and return them."""
     found = orphans(settings, database)
     for path in found:
         if path.is_dir():
@@ -264,7 +264,7 @@ def _old(paths: Any, oldest: float) -> Generator[Path]:
         try:
             if path.lstat().st_mtime < oldest:
                 yield path
-        except OSError:  # it went away meanwhile
+        except OSError:  # deleted in the meantime
             continue
 
 
@@ -274,7 +274,7 @@ def _parts(names: Sequence[str]) -> Generator[Sequence[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one pass, or say what it would delete."""
+    """Run one pass, or report what it would delete."""
     parser = argparse.ArgumentParser(prog="glasshouse purge", description=__doc__)
     parser.add_argument("--home", type=Path, help="left out: $GLASSHOUSE_HOME, or ~/.glasshouse")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")

@@ -1,4 +1,4 @@
-"""What API and worker check before they start: the schema's revision, and unfinished restores."""
+"""Checks of API and worker before they start: the schema's revision, and unfinished restores."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from models.database import Database, Transaction
 from models.settings import Settings
 
 UNFINISHED = ".restoring"
-"""In the artifacts directory: a restore has begun and has not ended."""
+"""Marker in the artifacts directory: a restore has begun and not finished."""
 BROKEN_OFF = (
     "A restore into {} did not finish. Empty that directory, drop the database and create it again "
     "(SQLite: delete its file), then run 'glasshouse restore' again."
@@ -19,9 +19,9 @@ BROKEN_OFF = (
 
 
 def refusal(settings: Settings, database: Database) -> str | None:
-    """Why this process must not start on what is stored there, and what to do; None: it may.
+    """Return why this process must not start on the stored data, and what to do; None: it may.
 
-    A database that does not answer is no reason: API and worker wait for it.
+    An unavailable database is no reason: API and worker wait for it.
     """
     if is_unfinished(settings):
         return BROKEN_OFF.format(settings.artifacts)
@@ -35,19 +35,19 @@ def refusal(settings: Settings, database: Database) -> str | None:
 
 
 def is_unfinished(settings: Settings) -> bool:
-    """Whether a restore was broken off, or is under way."""
+    """Return whether a restore was aborted or is in progress."""
     return (settings.artifacts / UNFINISHED).exists()
 
 
 def revision(tx: Transaction) -> str | None:
-    """The revision of the database's schema; None where there is no schema."""
+    """Return the revision of the database's schema; None without a schema."""
     if not inspect(tx.connection()).has_table("alembic_version"):
         return None
     return tx.scalars(text("SELECT version_num FROM alembic_version")).one_or_none()
 
 
 def mismatch(found: str | None) -> str | None:
-    """Why this program must not work on a schema, and what to do; None: they belong together."""
+    """Return why this version cannot work with a schema, and what to do; None: they match."""
     if found == head():
         return None
     if found is None:
@@ -60,7 +60,7 @@ def mismatch(found: str | None) -> str | None:
 
 
 def newer(found: str | None) -> str | None:
-    """What to do about the schema of a newer version; None: the schema is not newer."""
+    """Return what to do about the schema of a newer version; None: it is not newer."""
     if found is None or found in _known():
         return None
     return (
@@ -71,13 +71,13 @@ def newer(found: str | None) -> str | None:
 
 
 def head() -> str:
-    """The schema revision that this program needs."""
+    """Return the schema revision that this version needs."""
     return _known()[0]
 
 
 @cache
 def _known() -> tuple[str, ...]:
-    """Every revision that this program knows, the newest first: by the names of the files.
+    """Return every revision that this version knows, newest first, from the file names.
 
     Alembic would import all of them.
     """

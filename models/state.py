@@ -1,4 +1,4 @@
-"""The states of a job and the moves between them. Pure; no SQL."""
+"""The states of a job and the transitions between them. No SQL."""
 
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ State = Literal[
 STATES: tuple[State, ...] = get_args(State)
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 LIVE = frozenset({"starting", "running", "pausing", "cancelling"})
-"""An attempt holds devices. A paused job has neither ended nor does it hold any."""
+"""An attempt holds devices. A paused job has not ended and holds no devices."""
 
 MOVES: dict[str, frozenset[str]] = {
     "queued": frozenset({"starting", "paused", "cancelled"}),
@@ -32,5 +32,5 @@ MOVES: dict[str, frozenset[str]] = {
 
 
 def sources(target: str) -> tuple[str, ...]:
-    """The states from which a job may move to this one."""
+    """Return the states from which a job may move to this one."""
     return tuple(state for state in STATES if target in MOVES[state])

@@ -1,4 +1,7 @@
-"""What the database remembers. Columns only; every query is in the modules beside this one."""
+"""The tables of the database.
+
+Columns only; the queries are in the other modules of this package.
+"""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar, cast
@@ -25,37 +28,37 @@ from glasshouse import jsonio
 
 
 class Time(TypeDecorator[datetime]):
-    """An aware UTC time, stored as Unix milliseconds: one form on both databases."""
+    """An aware UTC time, stored as Unix milliseconds: the same on both databases."""
 
     impl = BigInteger
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        """To milliseconds."""
+        """Convert to milliseconds."""
         return None if value is None else round(value.timestamp() * 1000)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        """From milliseconds."""
+        """Convert from milliseconds."""
         return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
 
 
 class Json(TypeDecorator[Any]):
-    """A JSON value as text; non-finite numbers are strings (SQLite would store them as NULL)."""
+    """A JSON value as text. NaN and Inf are strings (SQLite would store them as NULL)."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """To text."""
+        """Convert to text."""
         return None if value is None else jsonio.dumps(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """From text."""
+        """Convert from text."""
         return None if value is None else jsonio.loads(value)
 
 
 def now() -> datetime:
-    """This host's time, to the millisecond that is stored, for display.
+    """Return this host's time, truncated to stored milliseconds, for display.
 
     Leases use the database's clock.
     """
@@ -64,7 +67,7 @@ def now() -> datetime:
 
 
 class Table(DeclarativeBase):
-    """The base of all tables, with one naming rule for every constraint."""
+    """The base of all tables, with one naming convention for all constraints."""
 
     metadata = MetaData(
         naming_convention={
@@ -84,15 +87,15 @@ class Table(DeclarativeBase):
 
 
 def core(table: type[Table]) -> CoreTable:
-    """A table without the ORM: a bulk insert then takes half of the time."""
+    """Return a table without the ORM, which halves the time of a bulk insert."""
     return cast(CoreTable, table.__table__)
 
 
 class JobSpec(Table):
-    """What a job is: written once, when it is submitted.
+    """The spec of a job: written once, when it is submitted.
 
-    Kept apart from ``jobs``, whose rows are written many times a second while a job runs. Each
-    such write copies the row, and a plan of many layers takes megabytes.
+    Separate from ``jobs``, whose rows are written many times a second while a job runs. Each write
+    copies the row, and the plan of a network with many layers takes megabytes.
     """
 
     __tablename__ = "job_specs"
@@ -100,15 +103,15 @@ class JobSpec(Table):
     spec: Mapped[dict[str, Any]]
     """As submitted."""
     resolved: Mapped[dict[str, Any]]
-    """As it runs: every default and size filled in."""
+    """As it runs, with every default and size filled in."""
     plan: Mapped[dict[str, Any]]
-    """What the planner found: layers, parameters, memory."""
+    """The planner's result: layers, parameters, memory."""
 
 
 def _of_spec(column: Any, job: Any) -> Any:
-    """A column of ``job_specs`` as an attribute of a job, read when asked for.
+    """Map a column of ``job_specs`` to an attribute of a job that is loaded on access.
 
-    ``undefer_group("spec")`` has a query bring all of them.
+    ``undefer_group("spec")`` makes a query load all of them.
     """
     found = select(column).where(JobSpec.job == job).correlate_except(JobSpec).scalar_subquery()
     return column_property(found, deferred=True, group="spec")
@@ -121,18 +124,19 @@ class Job(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
     created_by: Mapped[str | None]
-    """The name of the owner's key that submitted it; what becomes of the key changes nothing."""
+    """Name of the owner's key that submitted it; stays the same if the key is revoked or deleted.
+    """
     kind: Mapped[str]
     name: Mapped[str | None]
     state: Mapped[str]
     state_reason: Mapped[str | None]
     warnings: Mapped[list[Any]] = mapped_column(server_default="[]")
-    """Of the planner."""
+    """Warnings of the planner."""
     labels: Mapped[dict[str, Any]]
-    """Also in ``job_labels``, where they are looked for."""
+    """Also in ``job_labels``, which queries use."""
     priority: Mapped[int]
     wants: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
-    """The ``devices`` of its resolved spec: the queue is read without specs and plans."""
+    """The ``devices`` of its resolved spec, so that the queue is read without specs and plans."""
     parent: Mapped[str | None]
     created_at: Mapped[datetime]
     queued_at: Mapped[datetime]
@@ -140,41 +144,42 @@ class Job(Table):
     ended_at: Mapped[datetime | None]
     attempt: Mapped[int] = mapped_column(default=0)
     fence: Mapped[int] = mapped_column(default=0)
-    """Grows with each attempt; a write with an older fence changes nothing."""
+    """Grows with each attempt. A write with an older fence changes nothing."""
     last_seq: Mapped[int] = mapped_column(default=0)
     num_commands: Mapped[int] = mapped_column(default=0)
-    """Grows with each command, so that a supervisor sees by its beat that there are new ones."""
+    """Grows with each command, so that a supervisor's heartbeat finds new ones."""
     lease_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
     """By the database's clock."""
     cancel_requested_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]
-    """Since when it is paused."""
+    """When the current pause began."""
     paused_ms: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    """How long it was paused before that, all together."""
+    """Total time of earlier pauses."""
     resume_requested: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """It is to be queued again as soon as it is paused."""
+    """Queue it again as soon as it is paused."""
     worker: Mapped[str | None]
     devices: Mapped[list[Any]]
     progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
     summary: Mapped[dict[str, Any]]
     probe_overhead: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    """What watching takes of a step's time, and what it may: fraction and budget."""
+    """Cost of watching: fraction of the step time, and budget."""
     result: Mapped[dict[str, Any] | None] = mapped_column(Json)
     error: Mapped[dict[str, Any] | None] = mapped_column(Json)
     infra_failures: Mapped[int] = mapped_column(default=0)
     """Attempts that failed through no fault of the job, since its last progress."""
     failed_at_step: Mapped[int | None] = mapped_column(BigInteger)
-    """How far its checkpoints reached when an attempt was last lost; a newer one is progress."""
+    """Step of its newest checkpoint when an attempt was last lost. A newer checkpoint is progress.
+    """
     not_before_ms: Mapped[int | None] = mapped_column(BigInteger)
-    """When it may be tried again, by the database's clock."""
+    """Earliest time of the next retry, by the database's clock."""
     first_seq: Mapped[int] = mapped_column(server_default="1")
-    """The oldest event that is still kept; grows by retention only."""
+    """The oldest event that still exists. Only retention increases it."""
     version: Mapped[int] = mapped_column(default=1)
-    """Grows with each change a client can see; the ETag."""
+    """Grows with each change that a client can see; used for the ETag."""
     traceparent: Mapped[str | None]
-    """The trace of the request that submitted it, where requests are traced."""
+    """The trace of the request that submitted it, if requests are traced."""
     deleted_at: Mapped[datetime | None]
-    """Since when it is deleted: nobody sees it any more, and the purge deletes what it left."""
+    """When it was deleted. It is no longer visible, and the purge deletes the rest."""
 
     __table_args__ = (
         Index(None, "state", "priority", "id"),
@@ -197,7 +202,7 @@ class Job(Table):
 
 
 class JobLabel(Table):
-    """One label of a job: what ``GET /jobs?label=`` looks for."""
+    """One label of a job, for ``GET /jobs?label=``."""
 
     __tablename__ = "job_labels"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -208,17 +213,17 @@ class JobLabel(Table):
 
 
 class NameCounter(Table):
-    """How many names of one kind an owner's jobs were given: see ``models/jobs/names.py``."""
+    """Last number of an owner's generated job names of one stem: see ``models/jobs/names.py``."""
 
     __tablename__ = "name_counters"
     owner: Mapped[str] = mapped_column(primary_key=True)
     stem: Mapped[str] = mapped_column(primary_key=True)
-    """What stands before the number."""
+    """The part of the name before the number."""
     last: Mapped[int]
 
 
 class JobUse(Table):
-    """A dataset or checkpoint that a job reads; it may not be deleted before the job ends."""
+    """A dataset or checkpoint that a job reads. It cannot be deleted before the job ends."""
 
     __tablename__ = "job_uses"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -226,7 +231,7 @@ class JobUse(Table):
 
 
 class Attempt(Table):
-    """One try at running a job."""
+    """One attempt to run a job."""
 
     __tablename__ = "attempts"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -237,13 +242,13 @@ class Attempt(Table):
     """assigned, claimed, then ended or lost."""
     devices: Mapped[list[Any]]
     resumed_from_step: Mapped[int | None]
-    """The step that it runs first; 0: from the beginning. NULL: the first attempt, or unclaimed."""
+    """Its first step; 0: from the beginning. NULL: the first attempt, or not claimed yet."""
     checkpoint: Mapped[str | None]
-    """The one that it resumes from."""
+    """The checkpoint that it resumes from."""
     spool_offset: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Everything in the spool before this byte is in the events."""
+    """Everything in the spool before this byte is stored."""
     num_shipments: Mapped[int] = mapped_column(default=0, server_default="0")
-    """How many were stored: tells whether a commit whose answer was lost took place."""
+    """Number of stored shipments, to find out whether an unconfirmed commit succeeded."""
     created_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -262,11 +267,11 @@ class Event(Table):
     at: Mapped[datetime]
     type: Mapped[str]
     step: Mapped[int | None] = mapped_column(BigInteger)
-    """The step that it tells of, or the last one done before it: where a later attempt began again
-    at that step or before it, the event is hidden. NULL: it tells of no step, and is never hidden.
+    """The step that it belongs to, or the last step before it. The event is hidden if a later
+    attempt restarted at that step or before it. NULL: it belongs to no step, and is never hidden.
     """
     payload: Mapped[str]
-    """The type's own fields, as JSON text: sent on as it is, never parsed on the way."""
+    """The type's own fields, as JSON text: sent to clients as is, without parsing."""
 
 
 class Metric(Table):
@@ -279,22 +284,22 @@ class Metric(Table):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     epoch: Mapped[int]
     value: Mapped[float | None] = mapped_column(Float(53))
-    """NULL where the value is not finite; then ``nonfinite`` says what it is."""
+    """NULL if the value is NaN or Inf; then ``nonfinite`` names it."""
     nonfinite: Mapped[str | None]
 
 
 class MetricSpan(Table):
-    """What the values of one series, of one attempt, come to over a thousand steps."""
+    """Rollup of the values of one series and attempt over a thousand steps."""
 
     __tablename__ = "metric_spans"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """The step of each value, divided by a thousand."""
+    """Step divided by a thousand."""
     attempt: Mapped[int] = mapped_column(primary_key=True)
     num_values: Mapped[int]
     low: Mapped[float | None] = mapped_column(Float(53))
-    """Of the finite values."""
+    """Minimum of the finite values."""
     high: Mapped[float | None] = mapped_column(Float(53))
     first_nonfinite_step: Mapped[int | None] = mapped_column(BigInteger)
     last_step: Mapped[int] = mapped_column(BigInteger)
@@ -319,7 +324,7 @@ class StatsBlock(Table):
 
 
 class StatsSeries(Table):
-    """One watched tensor of one attempt, and the last that was folded of it."""
+    """One watched tensor of one attempt, with its last folded row."""
 
     __tablename__ = "stats_series"
     id: Mapped[int] = mapped_column(
@@ -333,7 +338,7 @@ class StatsSeries(Table):
     phase: Mapped[str]
     last_step: Mapped[int] = mapped_column(BigInteger)
     last: Mapped[bytes] = mapped_column(LargeBinary)
-    """Its figures at that step, as little-endian float64; of a histogram, nothing."""
+    """The statistics at that step, as little-endian float64. Empty for histograms."""
 
     __table_args__ = (Index(None, "job", "attempt", "form", "layer", "kind", "phase", unique=True),)
 
@@ -354,7 +359,7 @@ class StatsChunk(Table):
 
 
 class StatsFold(Table):
-    """A complete fold of a job: its chunks count, and its blocks are gone."""
+    """A complete fold of a job: its chunks are valid, and its blocks are deleted."""
 
     __tablename__ = "stats_folds"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -362,7 +367,7 @@ class StatsFold(Table):
 
 
 class Capture(Table):
-    """A tensor that was kept; the bytes are in an artifact, a safetensors file of one or more."""
+    """A captured tensor. The bytes are in an artifact, a safetensors file of one or more."""
 
     __tablename__ = "captures"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -379,7 +384,7 @@ class Capture(Table):
     """full, slice, sample."""
     slice: Mapped[str | None]
     captured_from: Mapped[list[Any]]
-    """The shape of the whole tensor."""
+    """Shape of the whole tensor."""
     key: Mapped[str]
     tensor: Mapped[str]
     """Its name inside the file."""
@@ -396,7 +401,7 @@ class Checkpoint(Table):
     """NULL: a client uploaded it."""
     owner: Mapped[str]
     attempt: Mapped[int | None]
-    """NULL where ``job`` is."""
+    """NULL if ``job`` is NULL."""
     step: Mapped[int] = mapped_column(BigInteger)
     epoch: Mapped[int]
     final: Mapped[bool]
@@ -407,21 +412,22 @@ class Checkpoint(Table):
     key: Mapped[str]
     created_at: Mapped[datetime]
     state: Mapped[str] = mapped_column(server_default="complete")
-    """complete; damaged: nothing resumes from it."""
+    """complete, or damaged: nothing resumes from it."""
     name: Mapped[str | None]
-    """Of an uploaded one."""
+    """Only for uploaded ones."""
     network: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    """Of an uploaded one: the graph, and the fields that it reads. Jobs have theirs in the spec."""
+    """Only for uploaded ones: the graph and the fields that it reads. Jobs have them in the spec.
+    """
     sha256: Mapped[str | None] = mapped_column(index=True)
-    """Of an uploaded one: the digest of the uploaded file."""
+    """Only for uploaded ones: the digest of the file."""
     held_until_ms: Mapped[int | None] = mapped_column(BigInteger)
-    """Until then, by the database's clock, no newer one of its job supersedes it."""
+    """Until then, by the database's clock, no newer checkpoint of its job supersedes it."""
 
     __table_args__ = (Index(None, "job", "step"), Index(None, "owner", "id"))
 
 
 class JobArtifact(Table):
-    """A named file that a job made."""
+    """A named file that a job created."""
 
     __tablename__ = "job_artifacts"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -432,11 +438,11 @@ class JobArtifact(Table):
     created_at: Mapped[datetime]
     attempt: Mapped[int | None]
     step: Mapped[int | None] = mapped_column(BigInteger)
-    """The step that it belongs to; NULL: it belongs to the whole job."""
+    """The step that it belongs to; NULL: the whole job."""
 
 
 class Dataset(Table):
-    """An uploaded or built-in dataset; the bytes are artifacts."""
+    """An uploaded or built-in dataset. The bytes are artifacts."""
 
     __tablename__ = "datasets"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -451,26 +457,26 @@ class Dataset(Table):
     columns: Mapped[list[Any]]
     splits: Mapped[dict[str, Any]]
     resize: Mapped[str | None]
-    """Of images: height x width that all of them are brought to."""
+    """Images: the height x width that all images are resized to."""
     header: Mapped[bool | None]
-    """Of tables of text: whether the first row names the columns; None: the reader finds out."""
+    """csv and tsv: whether the first row names the columns. NULL: the reader detects it."""
     notes: Mapped[list[Any] | None] = mapped_column(Json)
-    """What the reader says of the file, each a ``code`` and a ``detail``."""
+    """Assumptions of the reader about the file, each with ``code`` and ``detail``."""
     key: Mapped[str]
     created_at: Mapped[datetime]
     version: Mapped[int] = mapped_column(default=1)
     reader: Mapped[str | None]
-    """The worker that reads its file, or read it last."""
+    """The worker that reads the file, or read it last."""
     reading_until_ms: Mapped[int | None] = mapped_column(BigInteger)
-    """Until when the reader's claim holds, by the database's clock; null: nobody reads it."""
+    """End of the reader's claim, by the database's clock. NULL: nobody reads it."""
     reads: Mapped[int] = mapped_column(default=0, server_default="0")
-    """How many times its file was begun to be read: the fence of a claim."""
+    """How many times reading the file was started: the fence of a claim."""
 
     __table_args__ = (Index(None, "owner", "id"), Index(None, "state"))
 
 
 class Worker(Table):
-    """A machine that runs jobs."""
+    """A worker process that runs jobs."""
 
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -482,21 +488,22 @@ class Worker(Table):
     beat_ms: Mapped[int] = mapped_column(BigInteger)
     """Last heartbeat, by the database's clock."""
     instance: Mapped[str] = mapped_column(default="", server_default="")
-    """The process that works under this name; another one of the same name has another."""
+    """The process that works under this name. Another process of the same name has another value.
+    """
     stopped_ms: Mapped[int | None] = mapped_column(BigInteger)
-    """When it was stopped gracefully, by the database's clock; NULL: it was not."""
+    """When it was stopped gracefully, by the database's clock. NULL: it was not."""
     draining: Mapped[bool] = mapped_column(default=False)
     info: Mapped[dict[str, Any]]
     canary_ms: Mapped[int | None] = mapped_column(BigInteger)
-    """When it last heard its own bell, by the database's clock."""
+    """When it last received its own wake-up, by the database's clock."""
     sweep_ms: Mapped[int | None] = mapped_column(BigInteger)
     """When it last swept, by the database's clock."""
     figures: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    """What it counted since its start, and the space on its disks."""
+    """Its counters since its start, and the free space on its disks."""
 
 
 class Device(Table):
-    """A CPU core or an accelerator of a worker, and the job that has it."""
+    """A CPU core or an accelerator of a worker, and the job that uses it."""
 
     __tablename__ = "devices"
     worker: Mapped[str] = mapped_column(
@@ -517,20 +524,20 @@ class Device(Table):
 
 
 class Key(Table):
-    """An API key, a browser session, or a one-time ticket for one. Only a hash of it."""
+    """An API key, a browser session, or a one-time ticket for one. Only the hash is stored."""
 
     __tablename__ = "keys"
     id: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
     """key, session, ticket."""
     name: Mapped[str]
-    """Of a session or ticket, the name of its API key."""
+    """For a session or ticket: the name of its API key."""
     parent: Mapped[str | None] = mapped_column(index=True)
-    """Of a session or ticket, the id of the API key that opened it; of an API key, NULL."""
+    """For a session or ticket: the id of the API key that opened it. NULL for API keys."""
     owner: Mapped[str] = mapped_column(index=True)
     scopes: Mapped[list[Any]]
     hint: Mapped[str]
-    """The first characters of the key, to tell keys apart."""
+    """The first characters of the key, to identify it."""
     sha256: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
@@ -538,18 +545,18 @@ class Key(Table):
 
 
 class Quota(Table):
-    """What one owner may use, where it is not what the settings say."""
+    """The limits of one owner that differ from the settings."""
 
     __tablename__ = "quotas"
     owner: Mapped[str] = mapped_column(primary_key=True)
     limits: Mapped[dict[str, Any]]
-    """Name of a quota → its limit; a quota that is not named is that of the settings."""
+    """Name of a quota → its limit. The settings apply to the others."""
     by: Mapped[str]
     updated_at: Mapped[datetime]
 
 
 class Idempotency(Table):
-    """The answer to a creating request, to be given again when the request comes again."""
+    """The response to a creating request, to replay it if the request is repeated."""
 
     __tablename__ = "idempotency"
     owner: Mapped[str] = mapped_column(primary_key=True)
@@ -557,14 +564,14 @@ class Idempotency(Table):
     key: Mapped[str] = mapped_column(primary_key=True)
     body_sha256: Mapped[str]
     status: Mapped[int | None]
-    """NULL while the first request is being answered."""
+    """NULL until the first request is answered."""
     headers: Mapped[dict[str, Any] | None] = mapped_column(Json)
     body: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class Mark(Table):
-    """A time that the processes share: when something was last done, and who does it now."""
+    """A time that processes share: when something was last done, and by which process."""
 
     __tablename__ = "marks"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -574,7 +581,10 @@ class Mark(Table):
 
 
 class DoomedFile(Table):
-    """An artifact whose rows are deleted: written with the deletion, forgotten once it is gone."""
+    """A pending deletion: an artifact without rows.
+
+    Stored with their deletion, until the file is gone.
+    """
 
     __tablename__ = "doomed_files"
     key: Mapped[str] = mapped_column(primary_key=True)
@@ -582,21 +592,21 @@ class DoomedFile(Table):
 
 
 class Webhook(Table):
-    """An address that is told when a job of its owner moves to another state."""
+    """An address that is notified when a job of its owner changes state."""
 
     __tablename__ = "webhooks"
     id: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
     url: Mapped[str]
     events: Mapped[list[Any]]
-    """Types that it wants, such as ``job.failed``; empty: all."""
+    """Types of message that it receives, such as ``job.failed``. Empty: all."""
     labels: Mapped[dict[str, Any]]
     """Labels that a job must have."""
     secret: Mapped[str]
-    """What messages are signed with: unlike a key it must be known to be used."""
+    """Secret that signs messages. Unlike a key, it must be stored in plain text."""
     created_at: Mapped[datetime]
     failing_since: Mapped[datetime | None]
-    """The first failure after the last success."""
+    """Time of the first failure since the last success."""
     disabled_at: Mapped[datetime | None]
     disabled_reason: Mapped[str | None]
 
@@ -604,11 +614,11 @@ class Webhook(Table):
 
 
 class Delivery(Table):
-    """One message for one webhook: written with the change that it tells of."""
+    """One message for one webhook, stored in the same transaction as the change."""
 
     __tablename__ = "deliveries"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """Also the message's ``webhook-id``: the same at every try."""
+    """Also the message's ``webhook-id``: the same for every try."""
     webhook: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
     type: Mapped[str]
     body: Mapped[str]
@@ -616,9 +626,9 @@ class Delivery(Table):
     """pending, delivered, failed."""
     tries: Mapped[int] = mapped_column(default=0)
     next_ms: Mapped[int] = mapped_column(BigInteger)
-    """When to try next, by the database's clock."""
+    """Time of the next try, by the database's clock."""
     status: Mapped[int | None]
-    """HTTP status of the last answer."""
+    """HTTP status of the last response."""
     problem: Mapped[str | None]
     """Why the last try failed."""
     created_at: Mapped[datetime]
@@ -628,54 +638,54 @@ class Delivery(Table):
 
 
 class Probe(Table):
-    """Something that is watched inside a job."""
+    """A probe of a job."""
 
     __tablename__ = "probes"
     id: Mapped[str] = mapped_column(primary_key=True)
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     body: Mapped[dict[str, Any]]
-    """As in a spec, every default filled in."""
+    """As in a spec, with every default filled in."""
     state: Mapped[str]
     """pending, active, removed, rejected, failed."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     matched: Mapped[list[Any]]
     bytes_per_step: Mapped[int] = mapped_column(BigInteger)
-    """Of the tensors that it looks at, on a step on which it is due."""
+    """Size of the tensors that it watches, or stores, on a due step."""
     estimated_cost_s: Mapped[float | None] = mapped_column(Float(53))
-    """Of a due step, before anything was measured."""
+    """Seconds per due step, before measurement."""
     cost_s: Mapped[float | None] = mapped_column(Float(53))
-    """Of a due step, as it was measured last."""
+    """Last measured seconds per due step."""
     every_now: Mapped[int | None] = mapped_column(BigInteger)
-    """The interval in force, where watching cost too much at the one asked for."""
+    """The current interval, if watching at the requested one cost too much."""
     revision: Mapped[int]
-    """The job's ``num_commands`` at its last change; 0: it came with the spec."""
+    """The job's ``num_commands`` at the last change; 0: it came with the spec."""
     applied_step: Mapped[int | None] = mapped_column(BigInteger)
-    """The first step for which its last change held; NULL until then."""
+    """The first step to which its last change applied; NULL until then."""
     position: Mapped[int]
     created_at: Mapped[datetime]
     by: Mapped[str]
-    """The owner of the key that asked."""
+    """Owner of the key that sent it."""
 
     __table_args__ = (Index(None, "job", "position"),)
 
 
 class Command(Table):
-    """Something asked of a running job."""
+    """A command to a running job."""
 
     __tablename__ = "commands"
     id: Mapped[str] = mapped_column(primary_key=True)
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
     body: Mapped[dict[str, Any]]
     by: Mapped[str]
-    """The owner of the key that asked."""
+    """Owner of the key that sent it."""
     state: Mapped[str]
     """pending, applied, rejected."""
     step: Mapped[int | None] = mapped_column(BigInteger)
-    """The first step for which it holds."""
+    """The first step to which it applies."""
     problem: Mapped[dict[str, Any] | None] = mapped_column(Json)
     created_at: Mapped[datetime]
     number: Mapped[int] = mapped_column(default=0, server_default="0")
-    """The order of asking; 0 for what no rank is told of."""
+    """Order of arrival; 0 for commands that no rank carries out."""
     old: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    """Of a setting that was changed: its path and its value before."""
+    """For changed settings: path → previous value."""
     new: Mapped[dict[str, Any] | None] = mapped_column(Json)

@@ -1,1 +1,1 @@
-"""What all routes share of HTTP: middleware, access, bodies, errors, negotiation, ranges."""
+"""HTTP code that all routes share: middleware, access, bodies, errors, negotiation, ranges."""

@@ -1,6 +1,6 @@
-"""Who may do what. The gate lets no request without a key through, but for a few open paths.
+"""Authenticate and authorize requests. Only a few open paths need no key.
 
-Keys are checked in middleware and not in routes: a route that forgets to ask is closed.
+Middleware checks the keys, not the routes, so a route that forgets to check is still closed.
 """
 
 import math
@@ -39,11 +39,11 @@ OPEN_PREFIX = "/errors/"
 COOKIE = "glasshouse_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 KEPT_S = 2.0
-"""A key is looked up again after this long; so a revoked one is refused soon."""
+"""Keys are looked up again after this long, so a revoked key is soon refused."""
 FAILURES_PER_S = 10.0
-"""Keys that nobody has, of one address: more are refused without a look into the database."""
+"""Unknown keys from one address. Above this rate they are refused without a database query."""
 LISTED_S = 5.0
-"""While there are more, valid keys are recognized from a list that is at most this old."""
+"""Above that rate, valid keys are recognized from a list that is at most this old."""
 _IMPLIED = {
     "read": frozenset({"read"}),
     "submit": frozenset({"read", "submit"}),
@@ -58,23 +58,23 @@ class Caller:
     key: str
     """Id of the API key; for a browser session, of the key that opened it."""
     key_name: str
-    """Its name."""
+    """Name of the API key."""
     owner: str
     scopes: frozenset[str]
-    """With those that they imply."""
+    """Including the scopes that they imply."""
     secret_sha256: str
-    """Of the key or session itself, to look it up again during a long stream."""
+    """Hash of the key or session itself, to look it up again during a long stream."""
     limits: QuotaLimits
     """The owner's quotas, at most two seconds old."""
 
     @property
     def sees(self) -> str | None:
-        """The owner whose things are visible; None: everybody's."""
+        """Return the owner whose resources are visible; None: all owners."""
         return None if "admin" in self.scopes else self.owner
 
 
 class Keyring:
-    """Checks keys against the database and remembers those that are good for two seconds."""
+    """Checks keys against the database and caches valid ones for two seconds."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
@@ -86,14 +86,14 @@ class Keyring:
         self._listed_until = 0.0
 
     async def check(self, secret: str, kind: keys.Kind, client: str = "") -> Caller:
-        """The caller with this key.
+        """Return the caller with this key.
 
-        A client, by its address, that sends many keys nobody has is refused without a look into
-        the database for each. A request with a valid key passes, from the same address too.
+        An address that sends many unknown keys is refused without a database query for each.
+        Requests with a valid key still pass, even from the same address.
 
         Raises:
-            KeyInvalid: it is malformed, unknown, expired or revoked.
-            TooManyInvalidKeys: the client sent too many that are.
+            KeyInvalid: The key is malformed, unknown, expired or revoked.
+            TooManyInvalidKeys: The client sent too many invalid keys.
         """
         found = self._known.get((kind, secret))
         if found is not None and found[0] > time.monotonic():
@@ -115,16 +115,16 @@ class Keyring:
         return caller
 
     async def is_good(self, caller: Caller) -> bool:
-        """Whether the key that opened a long stream is still good."""
+        """Return whether the key that opened a long stream is still valid."""
         return await run_in_threadpool(self._still_good, caller)
 
     def forget(self) -> None:
-        """Look every key and quota up again; called after this process has changed one."""
+        """Drop all cached keys and quotas; called after this process has changed one."""
         self._known.clear()
         self._listed_until = 0.0
 
     def _is_listed(self, secret: str) -> bool:
-        """Whether a key is good, by a list that is read at most once in ``LISTED_S``."""
+        """Return whether a key is valid, by a list that is read at most once per ``LISTED_S``."""
         with self._listing:
             if time.monotonic() >= self._listed_until:
                 with self._database.read() as tx:
@@ -158,7 +158,7 @@ def _caller(row: Key, opened_by: Key, limits: QuotaLimits) -> Caller:
 
 
 class AccessMiddleware:
-    """Pure ASGI: puts the caller into the request's state, or answers 401; or 429, if too fast."""
+    """Pure ASGI middleware. Stores the caller in the request's state, or responds 401 or 429."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
@@ -200,26 +200,26 @@ class AccessMiddleware:
         cookie = session_cookie(headers.get("cookie", ""))
         if cookie is None:
             raise KeyMissing
-        # A cookie is sent by the browser without the page's doing: what changes things must say
-        # where it comes from. That the origin is ours was checked before.
+        # Browsers send a cookie with any request to this origin, so a request that changes
+        # something must have an Origin header. RequestGuard has already checked its value.
         if scope["method"] not in SAFE_METHODS and "origin" not in headers:
             raise OriginNotAllowed("A request with a session cookie needs an Origin header.")
         return await self._keyring.check(cookie, "session", _address(scope))
 
 
 def _address(scope: Scope) -> str:
-    """Who asks: the address that a trusted proxy names, or else that of the connection."""
+    """Return the client's address: from a trusted proxy, or else of the connection."""
     client = scope.get("client")
     return client[0] if client else ""
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
+    """Return whether a path needs no key."""
     return path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or dashboard.is_public(path)
 
 
 def session_cookie(header: str) -> str | None:
-    """The session in a Cookie header."""
+    """Return the session in a Cookie header."""
     try:
         found = SimpleCookie(header).get(COOKIE)
     except CookieError:
@@ -228,7 +228,7 @@ def session_cookie(header: str) -> str | None:
 
 
 def needs(scope: str) -> Callable[[Request], Awaitable[Caller]]:
-    """A dependency that gives the caller, if its key has the scope."""
+    """Return a dependency that returns the caller if its key has the scope."""
 
     async def check(request: Request) -> Caller:
         caller: Any = request.scope["state"].get("caller")

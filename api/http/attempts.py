@@ -1,4 +1,4 @@
-"""The parameter ``attempt``: whose rows of a job somebody wants to read."""
+"""The query parameter ``attempt``, which selects rows of a job by attempt."""
 
 from typing import Annotated
 
@@ -12,8 +12,8 @@ async def read_attempt(
         str | None,
         Query(
             pattern=r"^(all|[1-9][0-9]{0,8})$",
-            description="Left out, the record of one uninterrupted run: what a later attempt ran "
-            "again is hidden. `all` shows everything, a number all of that attempt.",
+            description="Default: one continuous run; values that a later attempt "
+            "replaced are hidden. `all`: all attempts. A number: only that attempt.",
         ),
     ] = None,
 ) -> Asked:

@@ -1,4 +1,4 @@
-"""JSON bodies: read as bytes, checked strictly, every mistake named by its place."""
+"""Read and validate JSON bodies strictly, with a pointer to each mistake."""
 
 import json
 import math
@@ -31,11 +31,11 @@ _MAX_PROBLEMS = 100
 
 
 class Body(Spec):
-    """The strict base of request bodies that are no job spec."""
+    """The strict base class of request bodies other than job specs."""
 
 
 class Parsed(Generic[T]):
-    """A checked body."""
+    """A validated body."""
 
     __slots__ = ("raw", "value")
 
@@ -45,15 +45,15 @@ class Parsed(Generic[T]):
 
 
 def media_type(request: Request) -> str:
-    """The body's media type, without parameters."""
+    """Return the body's media type without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_json_bytes(request: Request) -> bytes:
-    """The whole body of a JSON request; its size is limited by the edge.
+    """Return the whole body of a JSON request. RequestGuard limits its size.
 
     Raises:
-        UnsupportedMedia: it says it is something else.
+        UnsupportedMedia: The content type is not JSON.
     """
     kind = media_type(request)
     if kind != "application/json" and not (
@@ -68,7 +68,7 @@ _job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
 
 
 def _roots(adapter: Any) -> tuple[type[BaseModel], ...]:
-    """The models that a body may be, for what is said of one that is none."""
+    """Return the models that a body may match, for error messages."""
     if adapter is _job_adapter:
         return TrainJob, InferJob
     return (adapter,) if isinstance(adapter, type) else ()
@@ -77,7 +77,7 @@ def _roots(adapter: Any) -> tuple[type[BaseModel], ...]:
 def body_of(
     adapter: TypeAdapter[T] | type[T], wrong: type[Unprocessable] = InvalidRequest
 ) -> Callable[[Request], Awaitable[Parsed[T]]]:
-    """A dependency that reads and checks a JSON body."""
+    """Return a dependency that reads and validates a JSON body."""
     checked: TypeAdapter[T] = adapter if isinstance(adapter, TypeAdapter) else TypeAdapter(adapter)
     roots = _roots(adapter)
 
@@ -91,14 +91,14 @@ def body_of(
 
 
 parse_job_body = body_of(_job_adapter, InvalidSpec)
-"""The dependency that reads a job spec."""
+"""Dependency that reads a job spec."""
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
-    """Read a job spec that is stored, or was made of one, as strictly as one that is sent.
+    """Validate a stored or derived job spec as strictly as a request body.
 
     Raises:
-        InvalidSpec: it is none; says where and why.
+        InvalidSpec: It is not valid; the problems have pointers and reasons.
     """
     return parse(_job_adapter, jsonio.dumps(spec).encode(), InvalidSpec, _roots(_job_adapter))
 
@@ -109,11 +109,11 @@ def parse(
     wrong: type[Unprocessable] = InvalidRequest,
     roots: tuple[type[BaseModel], ...] = (),
 ) -> T:
-    """Check a JSON text; ``roots`` are the models that it may be.
+    """Validate a JSON text. ``roots`` are the models that it may match.
 
     Raises:
-        MalformedJson: it is not JSON.
-        Unprocessable: (``wrong``) it is JSON but not what is wanted; says where and why.
+        MalformedJson: It is not JSON.
+        Unprocessable: (``wrong``) It is JSON but not valid; the problems have pointers and reasons.
     """
     content = load(raw, wrong)
     try:
@@ -127,20 +127,20 @@ def parse(
 
 
 def parse_as(model: type[Checked], content: Any) -> Checked:
-    """Check a part of a request as strictly as a body that is sent by itself.
+    """Validate a part of a request as strictly as a whole body.
 
     Raises:
-        InvalidSpec: it is no such thing; says where and why.
+        InvalidSpec: It is not valid; the problems have pointers and reasons.
     """
     return parse(TypeAdapter(model), jsonio.dumps(content).encode(), InvalidSpec, (model,))
 
 
 def load(raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> Any:
-    """Decode a JSON text; bare NaN and Infinity, and 1e999, are named by their places.
+    """Decode a JSON text. Report bare NaN, Infinity and overflows such as 1e999 by their pointers.
 
     Raises:
-        MalformedJson: it is not JSON.
-        Unprocessable: (``wrong``) a number is not finite.
+        MalformedJson: It is not JSON.
+        Unprocessable: (``wrong``) It contains NaN or Inf.
     """
     suspicious = False
 
@@ -172,7 +172,7 @@ def load(raw: bytes, wrong: type[Unprocessable] = InvalidRequest) -> Any:
 
 
 def refusal(wrong: type[Unprocessable], found: list[FieldProblem]) -> ServiceError:
-    """The 422 that lists what is wrong; its detail is the first of them."""
+    """Return the 422 error with all problems. Its detail is the first of them."""
     first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return wrong(f"{first}{more}", problems=found)
@@ -192,7 +192,7 @@ def _nonfinite(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[int |
 def described(
     *models: type[BaseModel], media: tuple[str, ...] = ("application/json",), example: Any = None
 ) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose body a dependency of this module reads."""
+    """Return the ``openapi_extra`` of a route whose body a dependency of this module reads."""
     refs = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
     schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
     content: dict[str, Any] = {"schema": schema}

@@ -1,7 +1,7 @@
-"""A connection with the bounds that uvicorn's lacks: a request's head has a time and a size.
+"""An HTTP connection with limits that uvicorn lacks: time and size of a request's head.
 
-A head that comes a byte at a time would otherwise hold its connection for ever, and one without an
-end would fill the memory: both before any code of the app is asked.
+Without them, a head that arrives one byte at a time would hold its connection forever, and an
+endless head would fill the memory. Both happen before any code of the app runs.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ _log: Any = structlog.get_logger("glasshouse.api")
 
 
 class HeadTooLarge(Exception):
-    """The head is; raised through the parser, which then stops."""
+    """The head is too large. Raised through the parser, which then stops."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, bounded."""
+    """uvicorn's connection with limits."""
 
     head_timeout_s: ClassVar[float]
     body_timeout_s: ClassVar[float]
@@ -39,7 +39,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected: the head of its request is waited for."""
+        """Start the timeout for the head of the request."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             _log.warning("too_many_connections", limit=self.max_connections)
@@ -48,12 +48,12 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
+        """Cancel the timeout when the connection closes."""
         self._head_is_here()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head or a body."""
+        """Count the bytes of the head and pass the data to the parser."""
         if not self._in_body:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -61,14 +61,14 @@ class Connection(HttpToolsProtocol):
             self._refuse(HeadersTooLarge(_TOO_LARGE))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Check the number of headers."""
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._head_too_large = True
             raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
-        """The whole head is here."""
+        """Check the size of the complete head and cancel its timeout."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._head_too_large = True
@@ -78,24 +78,24 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The whole request is here."""
+        """Handle the end of the request."""
         self._in_body = False
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """The answer is out: the next head is waited for, unless it is here already.
+        """Start the timeout for the next head, unless it is already here.
 
-        Where the answer came before the end of the body, the rest is let through for a while: a
-        client that is cut off while it sends never sees the answer.
+        If the response was sent before the end of the body, keep reading for a while: a client that
+        is disconnected while it sends never sees the response.
         """
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be parsed is answered with a problem document, and the connection closed."""
+        """Respond to an unparsable request with a problem document, and close the connection."""
         self._refuse(HeadersTooLarge(_TOO_LARGE) if self._head_too_large else BadRequest(msg))
 
     def _await_head(self) -> None:
@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
         head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
         cycle = getattr(self, "cycle", None)  # None before the first request
         between = cycle is None or cycle.response_complete
-        if between and not self._in_body:  # or it would mix with an answer
+        if between and not self._in_body:  # otherwise it would mix with another response
             self.transport.write(head + bytes(answer.body))
         self.transport.close()
 
@@ -132,7 +132,7 @@ _TOO_LARGE = f"The head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} header
 
 
 def connection_of(settings: Settings) -> type[Connection]:
-    """The class of connections with the limits of the settings."""
+    """Return a connection class with the limits from the settings."""
 
     class Bounded(Connection):
         head_timeout_s = settings.head_timeout_s

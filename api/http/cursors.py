@@ -1,4 +1,4 @@
-"""Where a reader of event logs stands: one number, or ``job:seq`` pairs. Pure."""
+"""Parse cursors of event logs: one number, or ``job:seq`` pairs. Pure functions."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _SEQ = re.compile(r"[0-9]{1,18}")
 
 
 def seq_of(text: str | None, last_seq: int) -> int:
-    """The number of the last event that the reader has; without a cursor 0, before the first.
+    """Return the number of the last event that the reader has; 0 without a cursor.
 
     Raises:
-        InvalidCursor: it is no number, or the log has no such event.
+        InvalidCursor: It is not a number, or the log has no such event.
     """
     if not text:
         return 0
@@ -27,10 +27,12 @@ def seq_of(text: str | None, last_seq: int) -> int:
 
 
 def pairs_of(text: str | None, jobs: Sequence[str]) -> dict[str, str]:
-    """The cursor of each job in ``job:seq,job:seq``; one that is left out begins at its first.
+    """Return the cursor of each job in ``job:seq,job:seq``.
+
+    A job without one starts at its first event.
 
     Raises:
-        InvalidCursor: it has another form, or names a job that is not streamed.
+        InvalidCursor: It has another form, or names a job that is not streamed.
     """
     found: dict[str, str] = {}
     for pair in text.split(",") if text else ():
@@ -45,10 +47,10 @@ def pairs_of(text: str | None, jobs: Sequence[str]) -> dict[str, str]:
 
 
 def types_of(given: Sequence[str] | None) -> frozenset[str] | None:
-    """The event types asked for, separated by commas or given several times; None means all.
+    """Return the requested event types, given repeatedly or separated by commas. None: all.
 
     Raises:
-        InvalidRequest: one is not a type of event.
+        InvalidRequest: One is not an event type.
     """
     names = {name for text in given or () for name in text.split(",") if name}
     unknown = sorted(names - set(EVENT_TYPES))

@@ -1,7 +1,7 @@
-"""The page for people: the files that dashboard/ is built into.
+"""Serve the dashboard: the files that dashboard/ is built into.
 
-Whoever has the address may read them: they hold nothing of anybody's, and ask the API with the
-session of who looks at them. A file is found by its name in a table and never by a path.
+The files are public because they hold no data; they call the API with the user's session. A file is
+looked up by name in a table, never by path.
 """
 
 import gzip
@@ -32,7 +32,7 @@ PATHS = (
     "/submit",
     "/settings",
 )
-"""Where the page's views live. All answer the same file; its script shows the view."""
+"""Paths of the dashboard's views. All return the same file; its script shows the view."""
 ASSETS = "/assets/{file}"
 INDEX = "index.html"
 POLICY = (
@@ -40,7 +40,7 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _ROOM = Path(api.__path__[0])
-# In a wheel the files lie inside this package; in a checkout where `make page` builds them.
+# In a wheel the files are inside this package; in a checkout `make page` builds them.
 _PLACES = (_ROOM / "page_files", _ROOM.parent / "dashboard" / "dist")
 _KINDS = {
     ".html": "text/html",
@@ -73,11 +73,11 @@ give an API key there.</p>
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of the page, as it is sent."""
+    """One file of the dashboard, ready to send."""
 
     body: bytes
     zipped: bytes | None
-    """None: it does not become smaller."""
+    """None: compression does not make it smaller."""
     kind: str
     tag: str
 
@@ -91,7 +91,7 @@ class DashboardBuild:
         self._files: dict[str, File] = {}
 
     def index(self) -> File | None:
-        """The page itself; None where none was built. A new build is noticed here."""
+        """Return the index file, or None without a build. Also load a new build."""
         for place in self._places:
             stamp = _stamp(place / INDEX)
             if stamp is not None:
@@ -101,24 +101,24 @@ class DashboardBuild:
         return self._files.get(INDEX)
 
     def asset(self, name: str) -> File | None:
-        """A file that the page asks for."""
+        """Return an asset of the dashboard."""
         return self._files.get(f"assets/{name}")
 
 
 def find_page() -> DashboardBuild:
-    """The page that belongs to this installation, read once."""
+    """Return the dashboard that belongs to this installation, read once."""
     page = DashboardBuild(*_PLACES)
     page.index()
     return page
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is one of the page's, which want no key."""
+    """Return whether a path belongs to the dashboard and needs no key."""
     return _OPEN.fullmatch(path) is not None
 
 
 def get_page(request: Request) -> Response:
-    """The page; its script asks the API for what it shows."""
+    """Serve the index file. Its script gets all data from the API."""
     found = request.app.state.page.index()
     headers = {"Content-Security-Policy": POLICY}
     if found is None:
@@ -127,7 +127,7 @@ def get_page(request: Request) -> Response:
 
 
 def used_link() -> Response:
-    """What a person sees whose one-time link opens nothing any more."""
+    """Respond to a one-time link that is used or expired."""
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
     return Response(_USED, status_code=401, media_type="text/html", headers=headers)
 
@@ -138,7 +138,7 @@ for _path in PATHS:
 
 @router.get(ASSETS, include_in_schema=False)
 def get_asset(request: Request, file: str) -> Response:
-    """A file of the page. Its name changes with its content, so it is kept for ever."""
+    """Serve an asset. Its name changes with its content, so browsers may cache it forever."""
     found = request.app.state.page.asset(file)
     if found is None:
         raise RouteNotFound("Nothing lives at this path.")
@@ -166,7 +166,7 @@ def _takes_gzip(header: str) -> bool:
 
 
 def _read(place: Path) -> dict[str, File]:
-    """Every file of a build by its name; a link is none."""
+    """Return every file of a build by name, without symbolic links."""
     paths = (place / INDEX, *(place / "assets").glob("*"))
     return {
         path.relative_to(place).as_posix(): _file(path)

@@ -1,4 +1,4 @@
-"""While a disk is nearly full, what would fill it further is refused. All the rest works."""
+"""Refuse requests that need space while a disk is nearly full. All other requests work."""
 
 import re
 
@@ -13,11 +13,11 @@ from models.storage.disk_space import Space
 _FILLING = re.compile(
     r"/api/v1/(datasets|jobs|checkpoints|models|jobs/[^/]+/(fork|retry|resume|probes))"
 )
-"""What brings bulk bytes, or makes a job that does. Cancelling, pausing and deleting must work."""
+"""Paths that upload bulk data or create jobs that do. Cancel, pause and delete must work."""
 
 
 class DiskFullMiddleware:
-    """Pure ASGI, behind the gate: a caller without a key learns nothing of the disk."""
+    """Pure ASGI middleware, after authentication, so that others learn nothing about the disk."""
 
     def __init__(self, app: ASGIApp, space: Space) -> None:
         self._app = app
@@ -39,5 +39,5 @@ class DiskFullMiddleware:
 
 
 def fills(method: str, path: str) -> bool:
-    """Whether a request makes something that takes room."""
+    """Return whether a request creates something that needs disk space."""
     return method == "POST" and _FILLING.fullmatch(path) is not None

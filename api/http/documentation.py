@@ -1,4 +1,4 @@
-"""Pages for people: what an error code means, and the API's documentation."""
+"""Serve the pages of error codes and the API's documentation."""
 
 import html
 import mimetypes
@@ -17,7 +17,7 @@ from glasshouse.errors import GlasshouseError, RouteNotFound, RunFailure, Servic
 
 router = APIRouter(tags=["service"])
 _ROOM = Path(api.__path__[0])
-# In a wheel the pages lie inside this package; in a checkout they are among the documents.
+# In a wheel the pages are inside this package; in a checkout they are in docs/errors.
 _TEXTS = next(
     (path for path in (_ROOM / "error_pages", _ROOM.parent / "docs" / "errors") if path.is_dir()),
     _ROOM,
@@ -43,7 +43,7 @@ _START = """SwaggerUIBundle({
 
 @router.get("/errors/{code}", include_in_schema=False)
 def get_error_page(code: str) -> Response:
-    """What an error code means and what to do."""
+    """Explain an error code and what to do."""
     known = _codes()
     if code not in known:
         raise RouteNotFound("There is no error of this code.")
@@ -70,21 +70,21 @@ def _from_class(cls: type[GlasshouseError]) -> str:
 
 @router.get("/openapi.json", include_in_schema=False)
 def get_openapi(request: Request, caller: Read) -> Response:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     del caller
     return Json(request.app.openapi())
 
 
 @router.get("/docs", include_in_schema=False)
 def get_docs(caller: Read) -> Response:
-    """The documentation of the API, to try out."""
+    """Return the interactive documentation of the API."""
     del caller
     return _page(_DOCS, "text/html")
 
 
 @router.get("/docs/{file}", include_in_schema=False)
 def get_docs_file(caller: Read, file: str) -> Response:
-    """The parts of the documentation page; nothing comes from another server."""
+    """Return an asset of the documentation page. Nothing is loaded from another server."""
     del caller
     if file == "start.js":
         return _page(_START, "text/javascript")
@@ -97,7 +97,10 @@ def get_docs_file(caller: Read, file: str) -> Response:
 
 
 def _swagger_ui() -> Path:
-    """Where fastapi-offline keeps Swagger UI; only its files are used, so it is not imported."""
+    """Return the directory of fastapi-offline's Swagger UI.
+
+    Only its files are used, so it is not imported.
+    """
     package = find_spec("fastapi_offline")
     if package is None or not package.submodule_search_locations:
         raise RouteNotFound("Swagger UI is not installed; /openapi.json has the same facts.")

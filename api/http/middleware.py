@@ -1,4 +1,4 @@
-"""Pure ASGI middleware around every route: request ids, hosts, origins, sizes, headers, logs."""
+"""Pure ASGI middleware around all routes: request ids, hosts, origins, sizes, headers, logs."""
 
 import asyncio
 import re
@@ -43,11 +43,11 @@ _SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 Seen = Callable[[str, str, int, float], None]
-"""Told of each answer: method, path template, status, seconds."""
+"""Called for each response: method, path template, status, seconds."""
 
 
 class RequestLog:
-    """Outermost: gives the request its id, answers what nobody caught, writes the access log."""
+    """Outermost: sets the request id, responds to uncaught exceptions, writes the access log."""
 
     def __init__(self, app: ASGIApp, seen: Seen) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class RequestLog:
 
 
 def _about(scope: Scope) -> dict[str, str]:
-    """The job, or other thing, that a request is about."""
+    """Return the job or other resource that a request is about, for the log."""
     named = scope.get("path_params", {}).get("id")
     if not isinstance(named, str) or not _OUR_ID.fullmatch(named):
         return {}
@@ -114,7 +114,7 @@ def _request_id(headers: Headers) -> str:
 
 
 class RequestGuard:
-    """Refuses other hosts' names, other origins' pages, unreadable paths and bodies too large."""
+    """Refuses other hosts, other origins, unreadable paths and bodies that are too large."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class RequestGuard:
 
 
 def host_names(allowed_hosts: str) -> frozenset[str]:
-    """The host names that the service answers for."""
+    """Return the host names that the service answers for."""
     return LOOPBACK | {name.strip().lower() for name in allowed_hosts.split(",") if name.strip()}
 
 
@@ -166,7 +166,7 @@ def _check_host(headers: Headers, hosts: frozenset[str]) -> None:
 
 
 def _host_name(host: str) -> str:
-    """The host without its port, in lower case."""
+    """Return the host without its port, in lower case."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
     return match.group(1).lower() if match else ""
 
@@ -181,7 +181,7 @@ def _check_origin(headers: Headers, scheme: str) -> None:
 
 
 def _check_text(scope: Scope) -> None:
-    # No database text may hold NUL, and no path of ours has control characters.
+    # No database text may contain NUL, and no path of the API has control characters.
     if any(ord(char) < 32 or ord(char) == 127 for char in scope["path"]):
         raise RouteNotFound("Nothing lives at this path.")
     if b"%00" in scope["query_string"] or b"\0" in scope["query_string"]:
@@ -189,7 +189,7 @@ def _check_text(scope: Scope) -> None:
 
 
 def _check_framing(headers: Headers) -> None:
-    """A coding of the body that nobody undoes would make its end a matter of opinion."""
+    """Refuse other transfer codings: without decoding them, the end of the body is ambiguous."""
     coding = headers.get("transfer-encoding")
     if coding is not None and coding.strip().lower() != "chunked":
         raise BadRequest("Transfer-Encoding may be 'chunked' and nothing else.")
@@ -205,7 +205,7 @@ async def _check_length(headers: Headers, receive: Receive, limit: int) -> None:
 
 
 async def drain(receive: Receive, length: int) -> None:
-    """Read what the client sends anyway: one that is cut off never sees the answer."""
+    """Read the rest of the body: a client that is disconnected while it sends sees no response."""
     end = time.monotonic() + _DRAINED_S
     if length > _DRAINED_BYTES:
         return
@@ -216,9 +216,9 @@ async def drain(receive: Receive, length: int) -> None:
 
 
 def _hurried(receive: Receive, patience_s: float) -> Receive:
-    """Wait for a body as long as it comes: so long, and longer for what has come already.
+    """Limit the wait for a body: a base time, plus time for each byte received.
 
-    Only the time in which the client is waited for counts.
+    Only the time spent waiting for the client counts.
     """
     left_s = patience_s
     done = False
@@ -242,7 +242,7 @@ def _hurried(receive: Receive, patience_s: float) -> Receive:
 
 
 def _counted(receive: Receive, limit: int) -> Receive:
-    """Count what a body without a length brings."""
+    """Limit the size of a body without a Content-Length."""
     total = 0
 
     async def receive_counted() -> Message:
@@ -297,11 +297,11 @@ class Head:
 
 
 class _HeadDone(OSError):
-    """The answer's head has gone out; nobody reads on."""
+    """The head of the response was sent; stop the rest."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Which of several formats a client gets, by its ``Accept`` header. Pure."""
+"""Choose a response format from the ``Accept`` header. Pure functions."""
 
 from collections.abc import Mapping
 
@@ -8,21 +8,21 @@ from glasshouse.errors import NotAcceptable
 
 
 def choose(request: Request, offers: Mapping[str, str]) -> str:
-    """The offer that the client likes best; the first one when it does not care.
+    """Return the format that the client prefers; the first offer without a preference.
 
     Args:
-        request: what was asked.
-        offers: media type → name of the format, the default first.
+        request: The request.
+        offers: Media type → name of the format, the default first.
 
     Raises:
-        NotAcceptable: it takes none of them.
+        NotAcceptable: The client accepts none of them.
     """
     header = request.headers.get("accept", "").strip()
     if not header:
         return next(iter(offers.values()))
     wishes = _wishes(header)
     liked = {media: _quality(media, wishes) for media in offers}
-    best = max(offers, key=lambda media: liked[media])  # the first of equals
+    best = max(offers, key=lambda media: liked[media])  # the first one wins a tie
     if liked[best][0] <= 0:
         known = ", ".join(offers)
         raise NotAcceptable(f"This can be had as {known}.", formats=list(offers))
@@ -43,7 +43,7 @@ def _wishes(header: str) -> dict[str, float]:
 
 
 def _quality(media: str, wishes: Mapping[str, float]) -> tuple[float, int]:
-    """How much it is liked; of equals, one that is named before one that a star stands for."""
+    """Return the quality of a media type. In a tie, an explicit type beats a wildcard."""
     patterns = (media, media.partition("/")[0] + "/*", "*/*")
     for stars, pattern in enumerate(patterns):
         if pattern in wishes:

@@ -1,4 +1,4 @@
-"""Every failure as an RFC 9457 problem document. The only place where errors become HTTP."""
+"""Convert every error into an RFC 9457 problem document. Only this module maps errors to HTTP."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class Problem(Response):
 
 
 def problem_of(error: ServiceError, request_id: str) -> dict[str, Any]:
-    """The members of the document."""
+    """Return the members of the document."""
     title = (type(error).__doc__ or "").strip().splitlines()[0]
     document: dict[str, Any] = {
         "type": f"/errors/{error.code}",
@@ -52,7 +52,7 @@ def problem_of(error: ServiceError, request_id: str) -> dict[str, Any]:
 
 
 def answer(error: ServiceError, request_id: str) -> Response:
-    """The answer to a request that failed."""
+    """Return the response for a failed request."""
     headers: dict[str, str] = {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in {429, 503}:
@@ -103,7 +103,7 @@ def _not_allowed(request: Request) -> Response:
 
 
 def allowed_methods(app: FastAPI, scope: Any) -> list[str]:
-    """The methods that some route has at the path of the request."""
+    """Return the methods that the request's path supports."""
     found: set[str] = set()
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         asked = dict(scope, method=method)
@@ -118,12 +118,12 @@ def allowed_methods(app: FastAPI, scope: Any) -> list[str]:
 
 
 def request_id_of(scope: Any) -> str:
-    """The id of the request that is being answered."""
+    """Return the id of the current request."""
     return str(scope.get("state", {}).get("request_id", ""))
 
 
 def install(app: FastAPI) -> None:
-    """Let the app answer every failure with a problem document."""
+    """Make the app respond to every error with a problem document."""
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(HTTPException, _http)

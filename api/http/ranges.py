@@ -1,4 +1,4 @@
-"""One stretch of an answer's bytes, as the request's Range asks for it (RFC 9110, section 14)."""
+"""Parse a byte range from the Range header (RFC 9110, section 14)."""
 
 import re
 
@@ -8,17 +8,17 @@ _RANGE = re.compile(r"bytes=\s*(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))\s
 
 
 class Unsatisfiable(Exception):
-    """The range lies behind the end."""
+    """The range starts beyond the end."""
 
 
 def wanted(request: Request, size: int, tag: str) -> tuple[int, int] | None:
-    """The first byte, and the one behind the last; None where the whole is to be sent.
+    """Return the first byte and the one after the last; None to send the whole content.
 
-    Several ranges at once, units that are not bytes and what cannot be read are answered with the
-    whole, as the RFC allows. So is a range of something that has changed, by ``If-Range``.
+    Several ranges, other units and unreadable headers get the whole content, as the RFC allows. So
+    does a range of content that has changed, according to ``If-Range``.
 
     Raises:
-        Unsatisfiable: the range lies behind the end.
+        Unsatisfiable: The range starts beyond the end.
     """
     asked = request.headers.get("range")
     found = None if asked is None else _RANGE.fullmatch(asked)

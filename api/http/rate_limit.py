@@ -1,26 +1,26 @@
-"""How often a key may ask: a bucket of requests per key, in this process, filled by the clock.
+"""Limit the request rate per key with token buckets in this process.
 
-Kept in memory, so each process of the API counts for itself: with n processes behind a proxy a key
-gets up to n times its rate. Counting in the database would make every read a write.
+The buckets are in memory, so each API process counts separately: with n processes behind a proxy, a
+key gets up to n times its rate. Counting in the database would turn every read into a write.
 """
 
 import time
 from collections.abc import Callable
 
 BURST_S = 2.0
-"""A bucket holds what this long brings, and at least one request."""
+"""A bucket holds the requests of this many seconds, and at least one."""
 _MAX_BUCKETS = 10_000
 
 
 class RateLimiter:
-    """The buckets of one process. Used on the event loop's thread only."""
+    """The buckets of one process. Use only on the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def look(self, key: str, rate: float) -> float:
-        """Whether a key's bucket has one more: 0, or the seconds until it has. Takes none."""
+        """Return 0 if a key may send a request, or the seconds until it may. Takes no token."""
         return max(0.0, 1.0 - self._level(key, rate, self._clock())) / rate
 
     def _level(self, key: str, rate: float, time_now: float) -> float:
@@ -29,7 +29,7 @@ class RateLimiter:
         return min(most, level + (time_now - since) * rate)
 
     def take(self, key: str, rate: float) -> float:
-        """Take one request of a key's bucket; 0, or the seconds until there is one."""
+        """Take one token of a key. Return 0, or the seconds until there is one."""
         time_now = self._clock()
         level = self._level(key, rate, time_now)
         if level < 1.0:
@@ -41,7 +41,7 @@ class RateLimiter:
         return 0.0
 
     def _forget_full(self, time_now: float) -> None:
-        """Those that nobody has used for a while are full again, or soon would be."""
+        """Drop buckets that were unused for a while: they are full again, or will be soon."""
         for key, (_, since) in list(self._buckets.items()):
             if time_now - since > BURST_S:
                 del self._buckets[key]

@@ -1,14 +1,14 @@
-"""Fair turns at something that only few can have at once: whoever has many waits behind himself."""
+"""A fair queue for a scarce resource: an owner with many requests waits behind their own."""
 
 import asyncio
 from weakref import WeakValueDictionary
 
 
 class FairQueue:
-    """Places in a queue by owner. Used on one event loop.
+    """Limits the places of each owner in a queue. Used on one event loop.
 
-    An owner has at most ``at_once`` of them standing in the queue behind this; so another owner
-    waits for as many at most, however many the first has brought.
+    An owner has at most ``at_once`` requests in the actual queue. So another owner waits for at
+    most that many of them, however many the first one has sent.
     """
 
     def __init__(self, at_once: int = 1) -> None:
@@ -16,7 +16,7 @@ class FairQueue:
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, owner: str) -> asyncio.Semaphore:
-        """The owner's own gate; to be entered before the queue."""
+        """Return the owner's semaphore. Acquire it before entering the queue."""
         found = self._of.get(owner)
         if found is None:
             found = self._of[owner] = asyncio.Semaphore(self._at_once)

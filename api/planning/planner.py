@@ -1,8 +1,8 @@
-"""The client of the planner: processes of the API that have torch, and check specs with it.
+"""The client of the planner: processes of the API that have torch and check specs.
 
-One is always there, and spends at most ``QUICK_S`` of processor time on a question. A question that
-takes longer goes to a second one, which has the planner's whole limit, is started when it is needed
-and ended when it is not. So a large network delays only other large ones.
+One process always runs, and spends at most ``QUICK_S`` of CPU time on a request. A request that
+takes longer goes to a second process with the planner's full limit, which is started on demand and
+ended when idle. So a large network delays only other large ones.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ SECTIONS = (
     "rules",
 )
 UNFILLED = ("rules",)
-"""Sections of the contract that have no entry yet: you can request them, but no list names them."""
+"""Sections without entries so far: you can request them, but no list names them."""
 QUICK_S = 2.0
-"""Processor time of a question in the process that all share: some 900 layers on a usual core."""
+"""CPU time of a request in the shared process: about 900 layers on a typical core."""
 CPU_S = 10.0
-"""Processor time of a question in the other process."""
+"""CPU time of a request in the second process."""
 _SLOW_KEPT_S = 60.0
-"""The second process, which takes the memory of torch once more, ends when idle for so long."""
+"""The second process, which needs the memory of torch again, ends when idle for this long."""
 _KEPT_PLANS = 128
 _KEPT_BYTES = 256 * 1024
 _ASKED = {
@@ -43,11 +43,11 @@ _ASKED = {
     "upload": ("comparing the weights with the network", "/network", "make the network smaller"),
     "catalog": ("listing the catalogue", "", "ask again later"),
 }
-"""By what the planner was asked: what it did, the field that it was about, and what to do."""
+"""By request: what the planner did, the field it was about, and what to do."""
 
 
 class Planner:
-    """Checks specs, each owner's in turn."""
+    """Checks specs, taking turns between owners."""
 
     def __init__(self, settings: Settings) -> None:
         self._is_warmed = settings.warm_planner
@@ -60,18 +60,18 @@ class Planner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a planner is there to be asked, or will be once it is."""
+        """Return whether a planner is ready, or will be started by the first request."""
         if self._quick.pid is None:
             return not self._is_warmed and self._quick.may_start
         return not self._quick.has_ended
 
     @property
     def pids(self) -> tuple[int | None, int | None]:
-        """The ids of the processes: of the one for all questions, and of the one for long ones."""
+        """Return the ids of the processes: the shared one, and the one for long requests."""
         return self._quick.pid, self._slow.pid
 
     def open(self) -> None:
-        """Start the process with the API, unless the settings leave that to the first question."""
+        """Start the process with the API, unless the settings leave that to the first request."""
         if self._is_warmed:
             self._quick.warm()
 
@@ -90,15 +90,15 @@ class Planner:
         *,
         owner: str = "",
     ) -> dict[str, Any]:
-        """What a job would do: its resolved spec, layers, parameters, memory, warnings.
+        """Return what a job would do: its resolved spec, layers, parameters, memory, warnings.
 
-        One question of an owner stands in the queue at a time.
+        Each owner has one request in the queue at a time.
 
         Raises:
-            InvalidSpec: it cannot be run; names every field to change.
-            PlannerUnavailable: there is no planner now.
+            InvalidSpec: It cannot run; the error names every field to change.
+            PlannerUnavailable: There is no planner now.
         """
-        shown = {"name", "labels", "priority"}  # they change nothing of the plan
+        shown = {"name", "labels", "priority"}  # they do not change the plan
         asked = {key: value for key, value in spec.items() if key not in shown}
         request = {"do": "plan", "spec": asked, "datasets": dict(datasets)}
         if network is not None:
@@ -115,36 +115,36 @@ class Planner:
         return plan | {"spec": resolved}
 
     async def check_set(self, spec: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-        """Check new values of settings of a job that runs; ``spec`` is as it holds now.
+        """Check new values of settings of a running job. ``spec`` is its current spec.
 
         Raises:
-            InvalidSpec: one cannot be set, or not to this value; points into ``/set``.
-            PlannerUnavailable: there is no planner now.
+            InvalidSpec: One cannot be set, or not to this value; the pointers start with ``/set``.
+            PlannerUnavailable: There is no planner now.
         """
         await self._ask({"do": "set", "spec": dict(spec), "set": dict(changes)})
 
     async def check_upload(
         self, upload: Mapping[str, Any], tensors: Mapping[str, Any], *, owner: str
     ) -> dict[str, Any]:
-        """Whether the tensors of a file are the weights of a network.
+        """Check whether the tensors of a file are the weights of a network.
 
         Returns:
-            ``upload`` with all inputs filled in, and the ``state`` of a checkpoint of it.
+            ``upload`` with all inputs filled in, and the ``state`` of its checkpoint.
 
         Raises:
-            InvalidSpec: they are not; names what differs.
-            PlannerUnavailable: there is no planner now.
+            InvalidSpec: They are not; the error names the differences.
+            PlannerUnavailable: There is no planner now.
         """
         request = {"do": "upload", "upload": dict(upload), "tensors": dict(tensors)}
         async with self._turns.of(owner):
             return (await self._ask(request))["upload"]
 
     async def catalog(self, section: str) -> list[Any]:
-        """The entries of one section of the catalogue.
+        """Return the entries of one section of the catalog.
 
         Raises:
-            CatalogNotFound: there is no such section.
-            PlannerUnavailable: there is no planner now.
+            CatalogNotFound: There is no such section.
+            PlannerUnavailable: There is no planner now.
         """
         if section not in SECTIONS:
             raise CatalogNotFound(
@@ -163,11 +163,11 @@ class Planner:
             self._plans.popitem(last=False)
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One question, one answer; a long one in the other process, so that nobody waits for it.
+        """Send one request and return the response; a long one runs in the second process.
 
         Raises:
-            InvalidSpec: it is refused; names every field to change.
-            PlannerUnavailable: there is no planner now.
+            InvalidSpec: It is refused; the error names every field to change.
+            PlannerUnavailable: There is no planner now.
         """
         answer = await self._quick.ask(request | {"max_seconds": QUICK_S})
         if answer.get("overtime"):

@@ -1,6 +1,6 @@
-"""One process that checks specs: ``engine.process.planner``, asked line by line.
+"""One process that checks specs: ``engine.process.planner``, with one line per request.
 
-It may die or hang at any question: then it is killed, the question is refused, and a new one is
+It may die or hang on any request. Then it is killed, the request is refused, and a new process is
 started.
 """
 
@@ -29,12 +29,12 @@ class PlannerDied(Exception):
 
 
 class PlannerProcess:
-    """The process, started when it is needed, and the queue before it."""
+    """The process, started on demand, and the queue for it."""
 
     def __init__(self, timeout_s: float, *, stays: bool) -> None:
         self._timeout_s = timeout_s
         self._stays = stays
-        """Whether it is started again at once when it has died, before anybody asks."""
+        """Whether to restart it at once after it died, before the next request."""
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._number = 0
@@ -43,21 +43,21 @@ class PlannerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, while there is one."""
+        """Return the process's id, if it exists."""
         return self._process.pid if self._process is not None else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether there was one, and it ended by itself."""
+        """Return whether the process existed and ended by itself."""
         return self._process is not None and self._process.returncode is not None
 
     @property
     def may_start(self) -> bool:
-        """Whether the last one that did not start is long enough ago."""
+        """Return whether the last failed start is long enough ago."""
         return time.monotonic() >= self._down_until
 
     def warm(self) -> None:
-        """Begin to start the process, and answer meanwhile."""
+        """Start the process in the background."""
         self._warming = asyncio.create_task(self._warm())
 
     async def close(self) -> None:
@@ -68,13 +68,13 @@ class PlannerProcess:
         await self._kill()
 
     async def rest(self) -> None:
-        """End the process unless somebody asks it something."""
+        """End the process unless a request is using it."""
         if not self._turn.locked():
             async with self._turn:
                 await self._kill()
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One question, one answer. A planner that dies at it is tried once more."""
+        """Send one request and return the response. If the planner dies, try once more."""
         async with self._turn:
             for _ in range(2):
                 process = await self._running()
@@ -91,7 +91,7 @@ class PlannerProcess:
                 except PlannerDied:
                     _log.warning("planner_died", code=process.returncode)
                     await self._kill()
-                except BaseException:  # an answer nobody reads must not reach the next question
+                except BaseException:  # an unread response must not reach the next request
                     await self._kill()
                     raise
                 else:
@@ -124,7 +124,7 @@ class PlannerProcess:
                 await self._running()
 
     async def _running(self) -> Process:
-        """The process, started if need be. Only in one's turn."""
+        """Return the process, starting it if needed. Call only while holding the lock."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         if time.monotonic() < self._down_until:

@@ -1,1 +1,1 @@
-"""Tensors and series as pictures, tables and files."""
+"""Render tensors and series as images, tables and files."""

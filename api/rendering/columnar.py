@@ -1,4 +1,4 @@
-"""Series as tables, in long form: Arrow, csv, and columns of JSON. Pure; numpy throughout."""
+"""Series as tables in long form: Arrow, CSV, and columns in JSON. Pure functions; numpy only."""
 
 import csv
 import io
@@ -20,31 +20,31 @@ from glasshouse import jsonio
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
 FORMATS = {"application/json": "json", ARROW: "arrow", CSV: "csv"}
-_arrow: Any = nanoarrow  # it has no types
+_arrow: Any = nanoarrow  # it has no type hints
 _ipc: Any = ipc
 
 
 class Column(NamedTuple):
-    """Numbers; where ``present`` is false there is none."""
+    """Numbers. There is no value where ``present`` is false."""
 
     values: NDArray[Any]
     present: NDArray[np.bool_] | None = None
 
 
 class RowGroup(NamedTuple):
-    """Rows of a table that have the same texts, such as the name of their layer."""
+    """Rows of a table with the same texts, such as the name of their layer."""
 
     texts: Mapping[str, str]
     columns: Mapping[str, Column]
 
     @property
     def num_rows(self) -> int:
-        """How many."""
+        """Return the number of rows."""
         return len(next(iter(self.columns.values())).values)
 
 
 def of_json(column: Column) -> Any:
-    """A column as JSON takes it: names for what is not finite, null for what is not there."""
+    """Return a column as JSON: names for NaN and Inf, null for missing values."""
     values = np.ascontiguousarray(column.values)
     odd = ~np.isfinite(values)
     if column.present is None and not odd.any():
@@ -59,27 +59,27 @@ def of_json(column: Column) -> Any:
 
 
 class ColumnarResponse(Response):
-    """A JSON answer that holds arrays; none of them may have a value that is not finite."""
+    """A JSON response with arrays. The arrays must be finite."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Encode."""
+        """Encode as JSON."""
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def answer(content: Any, headers: Mapping[str, str]) -> Response:
-    """JSON with arrays."""
+    """Return a JSON response with arrays."""
     return ColumnarResponse(content, headers=dict(headers))
 
 
 def fresh(request: Any, tag: str) -> Response | None:
-    """304, when the client has it."""
+    """Return 304 if the client already has this version; else None."""
     return not_modified(tag, {"Vary": "Accept"}) if is_fresh(request, tag) else None
 
 
 def table(form: str, parts: Sequence[RowGroup], names: Sequence[str], **kept: Any) -> Response:
-    """The table as ``arrow`` or ``csv``; ``names`` are its columns, also where there is no row."""
+    """Return the table as ``arrow`` or ``csv``. ``names`` are its columns, even without rows."""
     headers: dict[str, str] = kept["headers"]
     if form == "arrow":
         return Response(arrow(parts, names), headers=headers, media_type=ARROW)
@@ -89,9 +89,9 @@ def table(form: str, parts: Sequence[RowGroup], names: Sequence[str], **kept: An
 def streamed(
     form: str, parts: Iterator[RowGroup], names: Sequence[str], headers: Mapping[str, str]
 ) -> Response:
-    """The table as ``arrow`` or ``csv``, sent part by part: only one of them is in memory.
+    """Return the table as ``arrow`` or ``csv``, streamed with one part in memory at a time.
 
-    The first part has every column that the others have.
+    The first part must have every column of the others.
     """
     if form == "arrow":
         return StreamingResponse(
@@ -107,13 +107,13 @@ def streamed(
 
 
 async def _by_chunk(chunks: Iterator[str] | Iterator[bytes]) -> AsyncGenerator[str | bytes]:
-    """Make each chunk in a thread, and hold none while the client reads it."""
+    """Create each chunk in a thread, and hold none while the client reads."""
     async for chunk in iterate_in_threadpool(chunks):
         yield chunk
 
 
 def arrow(parts: Sequence[RowGroup], names: Sequence[str]) -> bytes:
-    """An Arrow IPC stream: one batch per part."""
+    """Return an Arrow IPC stream with one batch per part."""
     types = _types(parts, names)
     return b"".join(_batches(parts or [_empty(types)], types))
 
@@ -145,7 +145,7 @@ def _drained(stream: io.BytesIO) -> bytes:
 
 
 def _types(parts: Sequence[RowGroup], names: Sequence[str]) -> dict[str, str]:
-    """What each column holds, by the first part that has it."""
+    """Return the type of each column, from the first part that has it."""
     found: dict[str, str] = {}
     for name in names:
         found[name] = "number"
@@ -188,7 +188,7 @@ def _arrow_column(part: RowGroup, name: str, kind: str) -> Any:
 
 
 def as_csv(parts: Sequence[RowGroup], names: Sequence[str]) -> str:
-    """A csv with one head; an empty cell where there is no value."""
+    """Return a CSV with one header; cells without a value are empty."""
     return "".join(_csv_chunks(parts, names))
 
 
@@ -222,5 +222,5 @@ def _listed(values: Any) -> list[Any]:
 
 
 def safe(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+    """Return a text that no spreadsheet interprets as a formula."""
     return f"'{text}" if text[:1] in "=+-@\t\r" else text

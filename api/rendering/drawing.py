@@ -1,6 +1,6 @@
-"""Draws series, gradient flow and histograms over steps. matplotlib is loaded when first asked for.
+"""Draw series, gradient flow and histograms over steps. matplotlib is imported on first use.
 
-Pure: from arrays to the bytes of a PNG or an SVG.
+Pure functions: from arrays to the bytes of a PNG or an SVG.
 """
 
 import io
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 def lines(title: str, label: str, series: Mapping[str, Line], form: str) -> bytes:
-    """Series over steps; a red line where a value is not finite."""
+    """Draw series over steps, with a red line at each NaN or Inf."""
     figure, axes = _sheet(title)
     for name, (steps, values) in series.items():
         finite = np.isfinite(values)
@@ -42,7 +42,7 @@ def lines(title: str, label: str, series: Mapping[str, Line], form: str) -> byte
 
 
 def flow(title: str, series: Mapping[str, Line], form: str) -> bytes:
-    """The size of each parameter's gradient: at the newest step, and over the steps."""
+    """Draw the L2 norm of each parameter's gradient: at the newest step, and over the steps."""
     from matplotlib.colors import LogNorm  # noqa: PLC0415
 
     series = dict(list(series.items())[:MAX_LAYERS])
@@ -94,17 +94,17 @@ def _newest_bars(axes: Any, names: Sequence[str], series: Mapping[str, Line]) ->
 
 
 class HistogramSeries(NamedTuple):
-    """Histograms over steps: counts are (steps, bars)."""
+    """Histograms over steps: counts are (steps, bins)."""
 
     steps: NDArray[np.int64]
     edges: Floats
     counts: NDArray[np.int64]
     linear_within: float | None = None
-    """Beyond this size the axis is logarithmic; None: it is linear."""
+    """Beyond this magnitude the axis is logarithmic. None: it is linear."""
 
 
 def histograms(title: str, spread: HistogramSeries, form: str) -> bytes:
-    """How often values were seen, over steps: the share of a bar, by its width where it can."""
+    """Draw the distribution of values over steps: density, or fraction on a logarithmic axis."""
     from matplotlib.colors import LogNorm  # noqa: PLC0415
 
     steps, edges, counts, linear_within = spread
@@ -131,13 +131,13 @@ def histograms(title: str, spread: HistogramSeries, form: str) -> bytes:
 
 
 def _bulk(edges: Floats, totals: NDArray[np.int64]) -> tuple[float, float]:
-    """Between which edges there is anything."""
+    """Return the range of edges that contains all values."""
     held = np.flatnonzero(totals)
     return float(edges[held[0]]), float(edges[held[-1] + 1])
 
 
 def _edges(steps: NDArray[np.int64]) -> Floats:
-    """Where the cells of a map begin and end: half way between the steps."""
+    """Return the edges of a heat map's cells: half way between the steps."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middles = (steps[1:] + steps[:-1]) / 2

@@ -1,8 +1,8 @@
-"""Pictures of captured tensors: feature maps and filters as a grid, matrices, vectors as a strip.
+"""Draw captured tensors: feature maps and filters as a grid, matrices, vectors as a strip.
 
-Colours are perceptual: where a tensor has negative values, blue to red around a white zero, as far
-to both sides; else dark to light from its least to its greatest. NaN is magenta, an infinity is
-green. Nothing is interpolated: a value is a square, or left out where there are too many.
+The color maps are perceptual. If a tensor has negative values: blue to red, symmetric around a
+white zero. Otherwise: dark to light from min to max. NaN is magenta, Inf is green. Nothing is
+interpolated: a value is a square, and values are skipped if there are too many.
 """
 
 import io
@@ -18,9 +18,9 @@ from glasshouse.errors import InvalidRequest
 
 MAX_TILES = 256
 MAX_SIDE = 1024
-"""Values in a row or column of the picture."""
+"""Values in a row or column of the image."""
 _SIDE = 512
-"""Small pictures are enlarged to about this many pixels."""
+"""Small images are enlarged to about this many pixels."""
 _MAX_ZOOM = 32
 _STRIP_ROWS = 2
 _NAN = (255, 0, 255)
@@ -29,7 +29,7 @@ _BETWEEN = (60, 60, 60)
 
 
 class Picture(NamedTuple):
-    """A PNG, and what of the tensor it shows."""
+    """A PNG, and which part of the tensor it shows."""
 
     png: bytes
     low: float
@@ -38,10 +38,10 @@ class Picture(NamedTuple):
 
 
 def draw(tensor: Array, *, has_batch: bool) -> Picture:
-    """Draw a tensor; of one with a batch axis and more than two axes, the first example.
+    """Draw a tensor. With a batch axis and more than two axes, draw the first example.
 
     Raises:
-        InvalidRequest: it has no values, or more axes than a picture can show.
+        InvalidRequest: It has no values, or more axes than an image can show.
     """
     if tensor.size == 0:
         raise InvalidRequest("A tensor without values has no picture.")
@@ -69,7 +69,7 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
 
 
 def _tiles(tensor: Array) -> tuple[Array, str]:
-    """The tensor as (rows, columns, height, width), no larger than can be drawn, and what it is."""
+    """Return the tensor as (rows, columns, height, width), limited in size, and a description."""
     if tensor.ndim <= 2:
         matrix = np.atleast_1d(tensor)
         matrix = matrix if matrix.ndim == 2 else matrix[np.newaxis]
@@ -86,7 +86,7 @@ def _tiles(tensor: Array) -> tuple[Array, str]:
         rows = max(1, min(tensor.shape[0], MAX_TILES // columns))
         shown = tensor[:rows, :columns]
         told = f"{rows} of {tensor.shape[0]} rows, {columns} of {tensor.shape[1]} columns"
-        if columns == 1:  # filters of one channel: a square of them, and not a tower
+        if columns == 1:  # filters with one channel: arrange as a square, not as one column
             return _tiles(tensor[:, 0])
     height, width = _stride(tensor.shape[-2], rows), _stride(tensor.shape[-1], columns)
     shown = shown[..., ::height, ::width]
@@ -117,13 +117,13 @@ def _range(finite: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _coloured(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
-    """Red, green and blue of each value."""
+    """Return red, green and blue of each value."""
     from matplotlib import colormaps  # noqa: PLC0415 (slow to import, when asked)
 
     colour_of: Any = colormaps["RdBu_r" if low < 0 else "viridis"]
     finite = np.isfinite(values)
     middle = 0.5 if low < 0 else 0.0
-    span = high / 2 - low / 2  # of the largest doubles the difference itself is infinite
+    span = high / 2 - low / 2  # for the largest doubles, the difference itself overflows
     scaled = np.full(values.shape, middle)
     if span > 0:
         scaled[finite] = (values[finite] / 2 - low / 2) / span
@@ -134,13 +134,13 @@ def _coloured(values: NDArray[np.float64], low: float, high: float) -> NDArray[n
 
 
 def _laid_out(colours: NDArray[np.uint8], ndim: int) -> NDArray[np.uint8]:
-    """One picture of (rows, columns, height, width, 3), with lines between the tiles."""
+    """Combine (rows, columns, height, width, 3) into one image, with lines between the tiles."""
     rows, columns, height, width, _ = colours.shape
     if ndim <= 2:
         whole = colours[0, 0]
         return np.repeat(whole, _STRIP_ROWS, axis=0) if len(whole) == 1 else whole
     tiles = colours.reshape(-1, height, width, 3)
-    if rows == 1:  # a list of tiles: as square as can be
+    if rows == 1:  # a list of tiles: as square as possible
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)
     whole = np.empty((rows * (height + 1) + 1, columns * (width + 1) + 1, 3), np.uint8)

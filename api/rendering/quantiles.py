@@ -1,4 +1,4 @@
-"""Quantiles where only histograms were kept: computed from those when they are asked for."""
+"""Compute quantiles on request where only histograms were stored."""
 
 from itertools import pairwise
 
@@ -10,10 +10,10 @@ from models.observations.thinning import evenly
 
 
 def filled(kept: StatsArrays | None, counted: Histograms, most: int) -> StatsArrays:
-    """The quantiles that were kept, and those of the histograms of other steps, ``most`` of them.
+    """Return the stored quantiles, and up to ``most`` computed from histograms of other steps.
 
-    A histogram does not know the extremes, which would narrow its outermost bins; the error is
-    that of every quantile, at most ``bins.RELATIVE_ERROR``.
+    Histograms lack the extremes, which would narrow the outermost bins. The error is at most
+    ``bins.RELATIVE_ERROR``, as for every quantile.
     """
     if kept is not None:
         counted = counted.take(~np.isin(counted.steps, kept.steps))

@@ -1,15 +1,14 @@
-"""A slice that a request asks for, such as ``0:4,:,::2``. Pure."""
+"""Parse the slice in a request, such as ``0:4,:,::2``. Pure function."""
 
 from api.http.answers import bad_parameter
 from glasshouse import slices
 
 
 def parse(text: str, shape: tuple[int, ...]) -> tuple[slices.Index, ...]:
-    """Read a slice of a tensor of this shape; a range that is too long is cut, as in numpy.
+    """Parse a slice of a tensor of this shape. A range that is too long is cut, as in NumPy.
 
     Raises:
-        InvalidRequest: it has another form, too many axes, an index out of range, or a range that
-            has nothing of its axis.
+        InvalidRequest: It has another form, too many axes, a bad index, or an empty range.
     """
     try:
         return slices.parse(text, shape)

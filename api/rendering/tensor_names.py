@@ -1,4 +1,4 @@
-"""The names of a job's tensors: which exist, and which one a layer's own name means."""
+"""The names of a job's tensors, and which one a layer's own name refers to."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,10 +11,10 @@ _LOSS = ("loss", "loss.samples", "loss.rows")
 
 
 def tensor_name(job: Job, layer: str, kind: str) -> str:
-    """The name under which a tensor was captured: a leaf, a parameter, a state of one.
+    """Return the name of a captured tensor: a leaf, a parameter, or an optimizer state of one.
 
     Raises:
-        LayerNotFound: the network has nothing of this name that has tensors of this kind.
+        LayerNotFound: The network has no tensor of this kind with this name.
     """
     layers: list[dict[str, Any]] = job.plan.get("layers", [])
     names = list(dict.fromkeys(_names(layers, kind)))
@@ -37,7 +37,7 @@ def tensor_name(job: Job, layer: str, kind: str) -> str:
 
 
 def _is_leaf(name: str, layer: str) -> bool:
-    """Whether a name is the layer's and the numbers of a leaf: ``lstm.1.0`` of ``lstm``."""
+    """Return whether a name is the layer plus the numbers of a leaf: ``lstm.1.0`` of ``lstm``."""
     return all(part.isdigit() for part in name[len(layer) + 1 :].split("."))
 
 

@@ -1,8 +1,8 @@
-"""Captured tensors: read from their files as little as is asked for, and written out in pieces.
+"""Captured tensors: read only the requested part of their files, and write it in pieces.
 
-A capture is one of the tensors of a safetensors file. It is mapped, not loaded; a slice of it is a
-view; figures are computed, and bytes sent, piece by piece. numpy only: bfloat16 and the eight-bit
-floats come from ml_dtypes.
+A capture is one tensor of a safetensors file. It is memory-mapped; a slice is a view. Statistics
+are computed and bytes are sent piece by piece. Uses only numpy, with bfloat16 and the 8-bit float
+types from ml_dtypes.
 """
 
 import io
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 MAX_HEADER_BYTES = 1 << 20
 MAX_VALUES = 1000
 PIECE = 1 << 18
-"""Elements that are handled at once."""
+"""Elements that are processed at once."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -49,15 +49,15 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorDamaged(Exception):
-    """The file of a capture is not what was written."""
+    """The file of a capture is damaged."""
 
 
 def open_tensor(path: Path, name: str = "tensor") -> Array:
     """Map one tensor of a safetensors file.
 
     Raises:
-        FileNotFoundError: the file is gone.
-        TensorDamaged: it is not a safetensors file, or has no such tensor.
+        FileNotFoundError: The file is gone.
+        TensorDamaged: It is not a safetensors file, or has no such tensor.
     """
     try:
         with path.open("rb") as file:
@@ -77,7 +77,7 @@ def open_tensor(path: Path, name: str = "tensor") -> Array:
 
 
 def pieces(tensor: Array) -> Generator[Array]:
-    """Its elements in C order, some at a time, as one-dimensional arrays."""
+    """Yield the elements in C order as one-dimensional arrays of limited size."""
     if tensor.flags.c_contiguous:
         flat = tensor.reshape(-1)
         for begin in range(0, flat.size, PIECE):
@@ -93,12 +93,12 @@ def pieces(tensor: Array) -> Generator[Array]:
 
 
 def as_float64(piece: Array) -> NDArray[np.float64]:
-    """A piece as numbers to compute with; of a complex one the magnitudes."""
+    """Convert a piece to float64; complex numbers become magnitudes."""
     return np.asarray(np.abs(piece) if piece.dtype.kind == "c" else piece).astype(np.float64)
 
 
 def figures(tensor: Array) -> dict[str, float | None]:
-    """The figures of a ``stats`` row: moments over the finite values, counts of the others."""
+    """Return the statistics of a ``stats`` row: moments of finite values, counts of the others."""
     with np.errstate(all="ignore"):
         return _figures(tensor)
 
@@ -138,7 +138,7 @@ def _deviation(piece: Array, mean: float) -> float:
 
 
 def histogram(tensor: Array, num: int) -> dict[str, Any]:
-    """Edges and counts of at most ``num`` bars."""
+    """Return edges and counts of at most ``num`` bins."""
     counts = np.zeros(bins.NUM_BINS, np.int64)
     with np.errstate(all="ignore"):
         for piece in pieces(tensor) if tensor.size else ():
@@ -148,9 +148,10 @@ def histogram(tensor: Array, num: int) -> dict[str, Any]:
 
 
 def values_of(tensor: Array) -> tuple[Any, bool]:
-    """At most a thousand values, and whether that is all of them.
+    """Return at most 1,000 values, and whether these are all.
 
-    All of them are nested lists in the tensor's shape; the first of more are one flat list.
+    All values come as nested lists in the tensor's shape; otherwise the first ones come as a flat
+    list.
     """
     if tensor.size <= MAX_VALUES:
         return _plain(np.asarray(tensor)), True
@@ -168,20 +169,20 @@ def _plain(array: Array) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """Bytes to be sent, of known length, made piece by piece in the thread pool."""
+    """Bytes of known length to send, created piece by piece in the thread pool."""
 
     size_bytes: int
     parts: Iterable[bytes]
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        """The bytes."""
+        """Yield the bytes."""
         parts = iter(self.parts)
         while (part := await run_in_threadpool(next, parts, None)) is not None:
             yield part
 
 
 def npy(tensor: Array) -> TensorBody:
-    """A ``.npy`` file; floats that numpy itself does not know come as float32."""
+    """Return a ``.npy`` file. Float types that numpy does not have are converted to float32."""
     dtype = tensor.dtype if _is_numpys(tensor) else np.dtype("<f4")
     head = _npy_head(tensor, dtype)
 
@@ -206,7 +207,7 @@ def _is_numpys(tensor: Array) -> bool:
 
 
 def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> TensorBody:
-    """A safetensors file; wide elements first, so that every tensor is aligned."""
+    """Return a safetensors file, widest elements first, so that every tensor is aligned."""
     order: Sequence[str] = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     head = _head(tensors, order, metadata)
 
@@ -220,13 +221,13 @@ def safetensors(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Te
 
 
 class Single:
-    """A file of one mapped tensor as it lies there, any stretch of which is cheap."""
+    """A file of one mapped tensor without conversion; any byte range of it is cheap."""
 
     @staticmethod
     def of(tensor: Array, form: str) -> "Single | None":
-        """A safetensors file in which it is named ``tensor``, or an ``npy``; None: not so easily.
+        """Return a safetensors file, named ``tensor`` in it, or an ``npy``; None: needs conversion.
 
-        Only in safetensors a tensor lies as it is whatever its type.
+        Only safetensors stores every dtype without conversion.
         """
         if form == "safetensors":
             return Single(tensor, _head({"tensor": tensor}, ["tensor"], {}))
@@ -240,7 +241,7 @@ class Single:
         self.size_bytes = len(self._head) + self._data.size
 
     def between(self, begin: int, end: int) -> TensorBody:
-        """Its bytes from one up to another."""
+        """Return the bytes from ``begin`` to ``end`` (exclusive)."""
 
         def parts() -> Generator[bytes]:
             if shown := self._head[begin:end]:

@@ -1,1 +1,1 @@
-"""One file a resource. A route checks the request, asks ``models`` and renders the answer."""
+"""One file per resource. A route checks the request, calls ``models`` and renders the response."""

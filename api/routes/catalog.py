@@ -1,4 +1,4 @@
-"""What the service is, and what its engine knows."""
+"""Describe the service and list what its engine supports."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -22,11 +22,11 @@ VERSION = "0.1.0"
 @router.get("", include_in_schema=False)
 @router.get(
     "/",
-    summary="What the service is",
+    summary="Get the service's version, capabilities and limits",
     responses=documents.answers(200, documents.Service, 401),
 )
 async def get_service(app_state: House, caller: Read) -> Response:
-    """Version, capabilities and limits: ask before using what an older server may lack."""
+    """Version, capabilities and limits. Check them for features that an older server may lack."""
     del caller
     settings = app_state.settings
     return Json(
@@ -66,11 +66,11 @@ async def get_service(app_state: House, caller: Read) -> Response:
 
 @router.get(
     "/catalog/{section}",
-    summary="What the engine knows",
+    summary="List what the engine supports",
     responses=documents.answers(200, documents.Catalog, 401, 404, 503),
 )
 async def get_catalog(app_state: House, caller: Read, section: str) -> Response:
-    """Layers, losses, optimizers …, each with a JSON Schema of its arguments."""
+    """Layers, losses, optimizers and so on, each with a JSON Schema of its arguments."""
     del caller
     entries = await app_state.planner.catalog(section)
     return Json({"object": "catalog", "section": section, "entries": entries})

@@ -1,4 +1,4 @@
-"""Weights that clients send, which become checkpoints; and all checkpoints as a list."""
+"""Create checkpoints from uploaded weights, list all checkpoints and get a checkpoint's network."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ Files = dict[str, dict[str, Any]]
 @router.post(
     "/checkpoints",
     status_code=201,
-    summary="Send weights",
+    summary="Upload weights",
     openapi_extra=_UPLOAD,
     responses=documents.answers(
         201, inspection.Checkpoint, 400, 401, 403, 408, 409, 413, 422, 429, 503
@@ -57,10 +57,10 @@ async def create_checkpoint(
     key: OnceKey,
     name: UploadName = None,
 ) -> Response:
-    """A safetensors file, streamed. The weights have the network's names, shapes and types.
+    """Upload a safetensors file as a stream. Names, shapes and dtypes must match the network.
 
-    Its metadata say in `network` which network they are of, and in `fields` what that reads, both
-    as JSON and as in a job's spec.
+    The file's metadata must hold the network as `network` and its input fields as `fields`. Both
+    are JSON, as in a job's spec.
     """
     await run_in_threadpool(_admit, app_state, caller, declared_bytes(request))
     checkpoint_id = new_id("ckpt")
@@ -102,8 +102,8 @@ async def _check(app_state: AppState, caller: Caller, header: Header) -> dict[st
     """Have the planner compare the weights with their network.
 
     Raises:
-        InvalidCheckpoint: the file does not say which network its weights are of.
-        InvalidSpec: it is no network, or they are another's.
+        InvalidCheckpoint: The file does not say which network its weights belong to.
+        InvalidSpec: The network is invalid, or the weights belong to another network.
     """
     if "network" not in header.metadata:
         raise InvalidCheckpoint(
@@ -125,7 +125,10 @@ async def _check(app_state: AppState, caller: Caller, header: Header) -> dict[st
 def _write_beside(
     app_state: AppState, artifact: str, state: dict[str, Any], weights: tuple[int, str]
 ) -> dict[str, Any]:
-    """Write what else a checkpoint has; the files with their digests, and the bytes of all."""
+    """Write the state and the manifest.
+
+    Return the digest and size of each file and the total size.
+    """
     files: Files = {WEIGHTS: {"size_bytes": weights[0], "sha256": weights[1]}}
     for name, content in ((_STATE, state), (_MANIFEST, files)):
         text = json.dumps(jsonio.named(content), indent=1).encode()
@@ -152,7 +155,10 @@ def _admit(app_state: AppState, caller: Caller, size_bytes: int) -> None:
 def list_all_checkpoints(
     app_state: House, caller: Read, page: Paged, sha256: documents.Digest = None
 ) -> Response:
-    """Newest first. With `sha256` one's own that were sent as a file with that digest."""
+    """Newest first.
+
+    With `sha256`, only your own uploaded checkpoints whose file has that digest.
+    """
     owner = caller.sees if sha256 is None else caller.owner
     with app_state.database.read() as tx:
         rows = checkpoints.find(
@@ -164,13 +170,13 @@ def list_all_checkpoints(
 
 @router.get(
     "/checkpoints/{id}/network",
-    summary="The network of a checkpoint",
+    summary="Get the network of a checkpoint",
     responses=documents.answers(200, inspection.CheckpointNetwork, *inspection.READ),
 )
 def get_network(
     request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
-    """The graph that its weights are of, and the fields that it reads."""
+    """The graph that the weights belong to, and the fields that it reads."""
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         made = checkpoints.trained(tx, row)

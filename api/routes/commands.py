@@ -1,4 +1,4 @@
-"""Commands: settings of a running job that are changed, and things that it is to do."""
+"""Commands to a running job: change a setting, save a checkpoint, or evaluate."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -38,12 +38,12 @@ def _refuse_profile(value: Any) -> Any:
 
 
 class NewCommand(Body):
-    """Something asked of a running job. Exactly one of the two."""
+    """A command to a running job. Give exactly one of the two fields."""
 
     set: dict[Setting, JsonData] | None = Constraint(default=None, min_length=1, max_length=50)
-    """New values of settings by their paths, such as `optimizer.lr`; all of them or none."""
+    """New values of settings by path, such as `optimizer.lr`. Either all apply or none."""
     do: Annotated[Literal["checkpoint", "evaluate"] | None, BeforeValidator(_refuse_profile)] = None
-    """Save a checkpoint, or run the validation rows, after the step that is under way."""
+    """Save a checkpoint, or evaluate on the validation rows, after the current step."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -54,7 +54,7 @@ class NewCommand(Body):
 @router.post(
     "/jobs/{id}/commands",
     status_code=201,
-    summary="Change a setting of a running job, or have it do something",
+    summary="Send a command to a running job",
     openapi_extra=described(NewCommand, example={"set": {"optimizer.lr": 0.001}}),
     responses=answers(201, CommandDocument, 400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
@@ -65,11 +65,11 @@ async def create_command(
     key: OnceKey,
     body: Annotated[Parsed[NewCommand], Depends(body_of(NewCommand))],
 ) -> Response:
-    """It is taken up at one step boundary: `pending`, then `applied` with that step.
+    """A command is `pending` until it applies at a step boundary, then `applied` with that step.
 
-    Of the optimizer every number can be set that torch keeps in its parameter groups; else
-    `grad_clip.max`, `stop.…`, `evaluate.every_…` and `checkpoint.every_…` as far as the spec has
-    them. A `command` event says what it was and what it is. It survives a restart of the job.
+    You can set every number that torch keeps in the optimizer's parameter groups. You can also set
+    `grad_clip.max`, `stop.…`, `evaluate.every_…` and `checkpoint.every_…` if the spec has them. A
+    `command` event reports the old and the new values. The change survives a restart of the job.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/commands", key, body.raw)
     kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
@@ -106,9 +106,9 @@ def list_commands(
     caller: Read,
     job: JobId,
     page: Paged,
-    state: Annotated[list[State] | None, Query(description="One or several states.")] = None,
+    state: Annotated[list[State] | None, Query(description="One or more states.")] = None,
 ) -> Response:
-    """All that was asked of it, oldest first; changes of probes and cancellations too."""
+    """All commands of the job, oldest first, including probe changes and cancellations."""
     with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
         rows = commands.find(
@@ -123,18 +123,18 @@ def list_commands(
     responses=answers(200, CommandDocument, 401, 404),
 )
 def get_command(app_state: House, caller: Read, job: JobId, cmd: str) -> Response:
-    """Something that was asked of a running job, and whether it was done."""
+    """One command to a job, and whether it was applied."""
     with app_state.database.read() as tx:
         found = commands.get(tx, jobs.get(tx, job, caller.sees), cmd)
     return Json(command_json(found))
 
 
 def _spec_now(app_state: AppState, caller: Caller, job_id: str) -> dict[str, Any]:
-    """The spec of a job as it holds now.
+    """Return the spec of a job with all settings changed so far.
 
     Raises:
-        JobEnded: nothing of the job can be changed any more.
-        InvalidRequest: it is not a job that trains.
+        JobEnded: The job has ended or is being cancelled.
+        InvalidRequest: It is not a training job.
     """
     with app_state.database.read() as tx:
         job = jobs.get(tx, job_id, caller.sees)

@@ -1,4 +1,4 @@
-"""Jobs that go another way: paused, resumed, tried again, forked."""
+"""Pause, resume, retry and fork jobs."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -39,18 +39,19 @@ _MADE = (400, 401, 403, 404, 409, 413, 415, 422, 503)
 
 
 class Fork(Body):
-    """What is other than in the job that is forked."""
+    """What to change in the forked job."""
 
     spec: dict[str, JsonValue] = Constraint(default={})
-    """A merge patch on its spec, resolved and with what was set by then: null takes a default."""
+    """A merge patch on the job's resolved spec with the settings changed up to that step. Null
+    takes a default."""
     checkpoint: str | None = Constraint(default=None, min_length=1, max_length=64)
-    """The checkpoint to start from, one of the job's; left out, its newest."""
+    """The checkpoint to start from; it must belong to this job. Default: the newest."""
     step: int | None = Constraint(default=None, ge=0)
-    """Instead of `checkpoint`: the one of this step."""
+    """Instead of `checkpoint`: use the checkpoint of this step."""
     load: Literal["all", "model"] | None = None
-    """`all` goes on with the run: optimizer, generators and position in the data are loaded too.
-    `model` loads the weights and begins with step 0. Left out: `all`, unless the patch changes
-    the network, the training data, the seed or the type of the optimizer."""
+    """`all` continues the run: the optimizer, the random generators and the position in the data
+    are loaded too. `model` loads only the weights and starts at step 0. Default: `all`, unless the
+    patch changes the network, the training data, the seed or the type of the optimizer."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -65,10 +66,10 @@ class Fork(Body):
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
 def pause_job(app_state: House, caller: Submit, job: JobId) -> Response:
-    """Ask a job to save a checkpoint at its next step boundary and to free its devices.
+    """Ask a job to save a checkpoint at the next step boundary and to release its devices.
 
-    It is `pausing` until then, and `paused` until it is resumed or cancelled. One that reaches no
-    step boundary in time is paused at its last checkpoint. A queued one is paused at once.
+    It is `pausing` until then, and `paused` until it is resumed or cancelled. A job that reaches no
+    step boundary in time is paused at its last checkpoint. A queued job is paused at once.
     """
     with app_state.database.write() as tx:
         row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
@@ -79,13 +80,13 @@ def pause_job(app_state: House, caller: Submit, job: JobId) -> Response:
 @router.post(
     "/jobs/{id}/resume",
     status_code=202,
-    summary="Go on with a paused job",
+    summary="Resume a paused job",
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
 def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
-    """Queue a paused job again; it goes on from its checkpoint, on any machine.
+    """Queue a paused job again. It resumes from its checkpoint, on any machine.
 
-    One that is still `pausing` is queued as soon as it is paused.
+    A job that is still `pausing` is queued as soon as it is paused.
     """
     with app_state.database.write() as tx:
         row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees, lock=True))
@@ -102,9 +103,9 @@ def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
     responses=answers(201, JobDocument, *_MADE),
 )
 async def retry_job(app_state: House, caller: Submit, job: JobId, key: OnceKey) -> Response:
-    """A new job with the spec that this one was submitted with, from its beginning.
+    """Create a new job with the spec that this one was submitted with, from the beginning.
 
-    Its `parent` is this one.
+    Its `parent` is this job.
     """
 
     def read() -> dict[str, Any]:
@@ -126,7 +127,7 @@ async def retry_job(app_state: House, caller: Submit, job: JobId, key: OnceKey) 
 @router.post(
     "/jobs/{id}/fork",
     status_code=201,
-    summary="Start a new job from a checkpoint of this one",
+    summary="Fork a job from one of its checkpoints",
     openapi_extra=described(
         Fork, example={"spec": {"optimizer": {"args": {"lr": 0.001}}}, "step": 400}
     ),
@@ -139,9 +140,9 @@ async def fork_job(
     key: OnceKey,
     body: Annotated[Parsed[Fork], Depends(body_of(Fork))],
 ) -> Response:
-    """A new job with another spec, which begins where a checkpoint of this one ends.
+    """Create a new job with a changed spec that starts from a checkpoint of this one.
 
-    Its `parent` is this one, and `init` of its spec says what is loaded.
+    Its `parent` is this job, and `init` of its spec says what is loaded.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/fork", key, body.raw)
     kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
@@ -156,11 +157,11 @@ async def fork_job(
 
 
 def _forked(app_state: AppState, caller: Caller, job_id: str, fork: Fork) -> TrainJob | InferJob:
-    """The spec of a fork.
+    """Return the spec of a fork.
 
     Raises:
-        CheckpointMissing, CheckpointNotFound: there is nothing to start from.
-        InvalidRequest, InvalidSpec: it cannot be forked like this.
+        CheckpointMissing, CheckpointNotFound: There is no checkpoint to start from.
+        InvalidRequest, InvalidSpec: The job cannot be forked with these changes.
     """
     if "init" in fork.spec:
         detail = "what to start from is said by checkpoint or step, and load, beside spec"
@@ -206,7 +207,7 @@ def _wrong(pointer: str, detail: str) -> InvalidRequest:
 
 
 def _inside(error: InvalidSpec) -> InvalidSpec:
-    """The refusal of a spec, pointing into the request that it is a part of."""
+    """Return the spec error with pointers into the request that contains the spec."""
     found = [
         FieldProblem(f"/spec{item.pointer}", item.detail, item.code) for item in error.problems
     ]

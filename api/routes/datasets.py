@@ -1,4 +1,4 @@
-"""Datasets: upload, list, look into, delete."""
+"""Datasets: upload, list, read rows and statistics, delete."""
 
 import hashlib
 from collections.abc import Callable
@@ -35,17 +35,17 @@ from models.tables import Dataset
 router = APIRouter(prefix=BASE, tags=["datasets"])
 MAX_ROWS = 1000
 MAX_VALUES = 1_000_000
-"""Of all rows of an answer together."""
+"""Limit for all rows of a response together."""
 
 
 class BuiltinRequest(Body):
-    """A dataset that the service brings along."""
+    """A dataset that comes with the service."""
 
     builtin: Literal["digits"]
 
 
 def dataset_tag(dataset: Dataset) -> str:
-    """The entity tag of a dataset."""
+    """Return the entity tag of a dataset."""
     return etag(dataset.id, dataset.version)
 
 
@@ -75,20 +75,21 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     ] = None,
     resize: Annotated[
         str | None,
-        Query(pattern=SIZE, description=f"Of {IMAGES}: height x width, as in 32x32."),
+        Query(pattern=SIZE, description=f"For {IMAGES}: height x width, such as 32x32."),
     ] = None,
     header: Annotated[
         bool | None,
         Query(
-            description=f"Of {' and '.join(TABLES)}: whether the first row names the columns. "
-            "Left unset, the service finds out; a guess is in the dataset's `notes`."
+            description=f"For {' and '.join(TABLES)}: whether the first row names the columns. "
+            "Default: the service detects it and reports a guess in the dataset's `notes`."
         ),
     ] = None,
 ) -> Response:
-    """The file's bytes, streamed; or JSON `{"builtin": "digits"}`. Ready when its state says so.
+    """Stream the file's bytes, or send JSON `{"builtin": "digits"}` for a built-in dataset.
 
-    An owner has a built-in dataset once: asked for again, the answer is 201 with the one that is
-    there, unless it failed, or another `name` is given.
+    The dataset can be used when its `state` is `ready`. Each owner has a built-in dataset once:
+    another request returns 201 with the existing one, unless that one failed or you give another
+    `name`.
     """
     if bodies.media_type(request) == "application/json":
         return await _create_builtin(request, app_state, caller, key, name)
@@ -128,7 +129,7 @@ def _checked(
     resize: str | None,
     header: bool | None,
 ) -> str:
-    """The format of a file, where there is such a one."""
+    """Check the format and the options that depend on it, and return the format."""
     unsafe.refuse_name(format)
     if format not in FORMATS:
         shown = "is missing" if format is None else f"may not be {format[:40]!r}"
@@ -150,7 +151,7 @@ async def _create_builtin(
     called, form = name or builtin, datasets.BUILTIN + builtin
 
     def make(tx: Transaction) -> Answer:
-        quotas.lock(tx, caller.owner)  # two requests at once make one dataset
+        quotas.lock(tx, caller.owner)  # two concurrent requests create one dataset
         known = datasets.builtin(tx, caller.owner, form, called)
         if known is not None:
             return _created(known)
@@ -167,7 +168,7 @@ async def _create_builtin(
         return _created(row)
 
     token = idempotent.token_of(caller, "POST /datasets", key, body.raw + (name or "").encode())
-    # a built-in one has no file; deleting none is nothing
+    # a built-in dataset has no file; deleting a missing file does nothing
     return await _store(app_state, token, make, datasets.source_key(dataset_id))
 
 
@@ -205,7 +206,10 @@ def list_datasets(
     sha256: documents.Digest = None,
     name: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
-    """Newest first. With `sha256` your own whose file has that digest; with `name` those of it."""
+    """Newest first. `sha256`: only your own whose file has that digest.
+
+    `name`: only those named so.
+    """
     owner = caller.sees if sha256 is None else caller.owner
     with app_state.database.read() as tx:
         rows = datasets.find(
@@ -231,9 +235,9 @@ async def get_dataset(
     id: str,  # noqa: A002
     prefer: documents.Waited = None,
 ) -> Response:
-    """One dataset, by its id or its name. With `Prefer: wait=30` the answer waits until it is read.
+    """One dataset, by id or name. With `Prefer: wait=30`, wait up to 30 s until it has been read.
 
-    A name means your own dataset of that name; several with different contents are a 404.
+    A name refers to your own dataset. If several of that name differ in content, the answer is 404.
     """
     del prefer
     wait_s = waiting.wait_asked(request)
@@ -259,14 +263,14 @@ async def get_dataset(
 
 @router.get(
     "/datasets/{id}/rows",
-    summary="Look at rows",
+    summary="Get rows of a dataset",
     responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
 )
 def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     app_state: House,
     caller: Read,
     id: str,  # noqa: A002
-    split: Annotated[str | None, Query(max_length=64, description="Left out: the first.")] = None,
+    split: Annotated[str | None, Query(max_length=64, description="Default: the first.")] = None,
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, description="At most 1000.")] = 20,
     values: Annotated[
@@ -274,11 +278,11 @@ def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the reques
         Query(
             ge=1,
             le=MAX_VALUES,
-            description="Of a row, at most; where they are many the rows are fewer.",
+            description="Maximum values per row. More values per row means fewer rows.",
         ),
     ] = MAX_ROW_VALUES,
 ) -> Response:
-    """Some rows of a split, in their stored order; long values are shortened."""
+    """Rows of a split in stored order. Long values are shortened."""
     columns = _open(app_state, caller, id)
     splits = columns.meta["splits"]
     chosen = next(iter(splits), "all") if split is None else split
@@ -303,11 +307,11 @@ def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the reques
 
 @router.get(
     "/datasets/{id}/stats",
-    summary="Statistics of the columns",
+    summary="Get column statistics",
     responses=documents.answers(200, documents.DatasetStats, 401, 404, 409),
 )
 def get_dataset_stats(app_state: House, caller: Read, id: str) -> Response:  # noqa: A002
-    """Per split and column: count, missing, least, greatest, mean, spread, distinct values."""
+    """For each split and column: count, missing, min, max, mean, std, unique values."""
     return Json({"object": "dataset_stats", "splits": _open(app_state, caller, id).stats()})
 
 
@@ -330,7 +334,7 @@ def delete_dataset(
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:
-    """Not while a job that has not ended reads it."""
+    """Refused while a job that has not ended uses it."""
     with app_state.database.write() as tx:
         row = datasets.get(tx, id, caller.sees, lock=True)
         check_match(request, dataset_tag(row))

@@ -1,4 +1,4 @@
-"""The event log of a job, polled and streamed."""
+"""The event log of a job, as a polled list and as a stream."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -32,13 +32,13 @@ router = APIRouter(prefix="/api/v1", tags=["events"])
 JobId = Annotated[str, Path(alias="id", max_length=64, description="Id of the job.")]
 Types = Annotated[
     list[str] | None,
-    Query(max_length=20, description="Only these types of event, separated by commas."),
+    Query(max_length=20, description="Only these event types, separated by commas."),
 ]
 After = Annotated[
     str | None,
     Query(
         max_length=4000,
-        description="Go on after this cursor; the header `Last-Event-ID` wins over it.",
+        description="Resume after this cursor. The header `Last-Event-ID` overrides it.",
     ),
 ]
 _WRONG = (400, 401, 404, 422, 429, 503)
@@ -55,7 +55,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 @router.get(
     "/jobs/{id}/events",
-    summary="The event log, polled",
+    summary="List events",
     responses=answers(200, inspection.EventList, *inspection.READ),
 )
 async def list_events(  # noqa: PLR0913 (each is a part of the request)
@@ -69,8 +69,8 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
     attempt: OfAttempt,
     prefer: Waited = None,
 ) -> Response:
-    """Events in order. `Prefer: wait=N` holds an empty or unchanged answer until there is more."""
-    del prefer  # read by waiting; here for the OpenAPI document
+    """Events in order. With `Prefer: wait=N`, wait up to N s for new events."""
+    del prefer  # read by `waiting`; declared here for the OpenAPI document
     wanted = types_of(types)
     wait_s = waiting.wait_asked(request)
     latest: list[tuple[EventPage, str]] = []
@@ -103,14 +103,14 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
 
 
 def _envelope(page: EventPage) -> bytes:
-    """The list, made of the very texts that the stream sends."""
+    """Return the list, built from the same texts that the stream sends."""
     more = page.seq < page.last_seq
     data = ",".join(event.as_json() for event in page.events)
     tail = f'"has_more":true,"next":"{page.seq}"' if more else '"has_more":false,"next":null'
     return f'{{"object":"list","data":[{data}],{tail}}}'.encode()
 
 
-@router.get("/jobs/{id}/stream", summary="The event log, server-sent", responses=_STREAM)
+@router.get("/jobs/{id}/stream", summary="Stream events of a job", responses=_STREAM)
 async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
@@ -121,14 +121,14 @@ async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     attempt: OfAttempt,
     after: After = None,
 ) -> Response:
-    """Server-sent events. `Last-Event-ID` or `after` resumes with nothing lost or doubled."""
+    """Server-sent events. Resume with `Last-Event-ID` or `after`: no event is lost or repeated."""
     wanted = types_of(types)
     cursor = request.headers.get("last-event-id") or after
     starts = await run_in_threadpool(_starts, app_state, caller.sees, {job: cursor})
     return app_state.streams.response(caller, starts, EventFilter(wanted, attempt), many=False)
 
 
-@router.get("/stream", summary="The event logs of several jobs, server-sent", responses=_STREAM)
+@router.get("/stream", summary="Stream events of several jobs", responses=_STREAM)
 async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
@@ -139,7 +139,7 @@ async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     attempt: OfAttempt,
     after: After = None,
 ) -> Response:
-    """One stream of up to 32 jobs. Its ids are `job:seq` pairs, one for each job."""
+    """One stream of up to 32 jobs. Its event ids are `job:seq` pairs, one for each job."""
     if len(set(job)) != len(job):
         raise bad_parameter("job", "a job is named twice.")
     wanted = types_of(types)

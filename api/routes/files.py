@@ -1,4 +1,4 @@
-"""Files that jobs made: checkpoints with their weights, and artifacts by name."""
+"""Files of jobs: checkpoints with their weights, and named artifacts."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ CheckpointId = Annotated[str, Path(alias="id", max_length=64, description="Id of
 
 
 def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
-    """A checkpoint; ``best``: which ones are the best of their jobs, and why."""
+    """Return a checkpoint as JSON. ``best`` maps ids of best checkpoints to the reason."""
     path = f"/api/v1/checkpoints/{row.id}"
     return {
         "id": row.id,
@@ -53,11 +53,11 @@ def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
 @router.get(
     "/jobs/{id}/checkpoints",
     tags=["checkpoints"],
-    summary="Saved states of a job",
+    summary="List the checkpoints of a job",
     responses=answers(200, inspection.CheckpointList, *inspection.READ),
 )
 def list_checkpoints(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
-    """Complete checkpoints by step; not those of steps that were run again."""
+    """Complete and damaged checkpoints by step, without those of steps that ran again."""
     with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
@@ -71,13 +71,13 @@ def list_checkpoints(request: Request, app_state: House, caller: Read, job: JobI
 @router.get(
     "/checkpoints/{id}",
     tags=["checkpoints"],
-    summary="One checkpoint",
+    summary="Get a checkpoint",
     responses=answers(200, inspection.Checkpoint, *inspection.READ),
 )
 def get_checkpoint(
     request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
-    """Its step, its files with their digests, and the metrics at the time."""
+    """Its step, its files with their digests, and the metrics at that step."""
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
         best = checkpoint_retention.best(tx, [row.job] if row.job else [])
@@ -87,13 +87,13 @@ def get_checkpoint(
 @router.get(
     "/checkpoints/{id}/weights",
     tags=["checkpoints"],
-    summary="The weights as safetensors",
+    summary="Download the weights as safetensors",
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
 def get_weights(
     request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
-    """The file of the network's parameters and buffers, by torch's names. Ranges are served."""
+    """The network's parameters and buffers, under torch's names. Supports range requests."""
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
     return _part(request, app_state, row, WEIGHTS, f"{row.id}.safetensors")
@@ -102,13 +102,13 @@ def get_weights(
 @router.get(
     "/checkpoints/{id}/data",
     tags=["checkpoints"],
-    summary="What was learned of the training rows, as safetensors",
+    summary="Download the preprocessing state as safetensors",
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
 def get_learned(
     request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
 ) -> Response:
-    """Figures to normalise and to fill by, and vocabularies, by field. Ranges are served."""
+    """Normalization and fill values and vocabularies, by field. Supports range requests."""
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
     if LEARNED not in row.files:
@@ -135,7 +135,7 @@ def delete_checkpoint(app_state: House, caller: Submit, checkpoint: CheckpointId
 
 
 def artifact_json(row: JobArtifact) -> dict[str, Any]:
-    """A named file of a job."""
+    """Return a named file of a job as JSON."""
     return {
         "object": "artifact",
         "job": row.job,
@@ -150,11 +150,11 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
 @router.get(
     "/jobs/{id}/artifacts",
     tags=["inside"],
-    summary="Files that a job made",
+    summary="List the artifacts of a job",
     responses=answers(200, inspection.ArtifactList, *inspection.READ),
 )
 def list_artifacts(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
-    """By name."""
+    """Sorted by name."""
     with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         rows = outputs.of_job(tx, job)
@@ -166,7 +166,7 @@ def list_artifacts(request: Request, app_state: House, caller: Read, job: JobId)
 @router.get(
     "/jobs/{id}/artifacts/{name}",
     tags=["inside"],
-    summary="One file that a job made",
+    summary="Download an artifact",
     responses=inspection.binary("application/octet-stream", others=inspection.READ),
 )
 def get_artifact(
@@ -176,7 +176,7 @@ def get_artifact(
     job: JobId,
     name: Annotated[str, Path(max_length=200)],
 ) -> Response:
-    """As an attachment. Ranges are served."""
+    """Sent as an attachment. Supports range requests."""
     with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
         row = outputs.get(tx, job, name)
@@ -185,7 +185,7 @@ def get_artifact(
 
 
 def _part(request: Request, app_state: AppState, row: Checkpoint, part: str, name: str) -> Response:
-    """One file of a checkpoint, under a name that says whose it is."""
+    """Return one file of a checkpoint; the name for the download contains the checkpoint's id."""
     tag = etag(row.files.get(part, {}).get("sha256") or row.id)
     return _file(request, app_state, f"{row.key}/{part}", name, SAFETENSORS, tag)
 
@@ -200,6 +200,6 @@ def _file(
         path = app_state.artifacts.local(key)
     except FileNotFoundError:
         raise ArtifactNotFound(f"The file {name!r} is gone.") from None
-    if not _MEDIA_TYPE.fullmatch(media):  # a rank has named it
+    if not _MEDIA_TYPE.fullmatch(media):  # the rank chose it
         media = "application/octet-stream"
     return FileResponse(path, filename=name, media_type=media, headers=headers)

@@ -1,4 +1,4 @@
-"""The hardware, who has it, and why a job waits."""
+"""Devices, workers, and the queue with the reason why each job waits."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ router = APIRouter(prefix="/api/v1", tags=["machines"])
 
 @router.get(
     "/devices",
-    summary="Devices and who has them",
+    summary="List devices",
     responses=answers(200, inspection.DeviceList, 401),
 )
 def list_devices(app_state: House, caller: Read) -> Response:
-    """Every device. Jobs of others are not named; their devices are ``busy``."""
+    """Every device. Jobs of other owners are not named; their devices are ``busy``."""
     with app_state.database.read() as tx:
         rows = workers.all_devices(tx, lease_ms=_lease_ms(app_state))
         owners = workers.owners(tx, [row.job for row, _ in rows if row.job is not None])
@@ -60,7 +60,7 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
 
 @router.get(
     "/workers",
-    summary="Machines that run jobs",
+    summary="List workers",
     responses=answers(200, inspection.WorkerList, 401),
 )
 def list_workers(app_state: House, caller: Read) -> Response:
@@ -74,13 +74,13 @@ def list_workers(app_state: House, caller: Read) -> Response:
 @router.post(
     "/workers/{id}/drain",
     status_code=202,
-    summary="Give a worker no more jobs",
+    summary="Drain a worker",
     responses=answers(202, inspection.Worker, 401, 403, 404, 422),
 )
 def drain_worker(
     app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
-    """Its running jobs go on; new ones go elsewhere until it is started again."""
+    """Running jobs continue. The worker gets no new jobs until it is started again."""
     del caller
     with app_state.database.write() as tx:
         workers.drain(tx, worker)
@@ -98,7 +98,7 @@ def drain_worker(
 def remove_worker(
     app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
-    """Delete a worker that was stopped or is lost, and its devices. One that runs is refused.
+    """Delete a stopped or lost worker and its devices. A running worker is refused.
 
     It registers again when it is started again.
     """
@@ -127,11 +127,14 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
 
 @router.get(
     "/queue",
-    summary="Jobs that wait, and why",
+    summary="List queued jobs",
     responses=answers(200, inspection.QueuedJobList, 401),
 )
 def list_queue(app_state: House, caller: Read) -> Response:
-    """In the order in which they will start. Jobs of others only count in ``position``."""
+    """In the order in which they start, with the reason.
+
+    Jobs of others only count in ``position``.
+    """
     with app_state.database.read() as tx:
         waiting = workers.queue(tx, owner=caller.sees)
         rooms = quotas.rooms(tx, app_state.settings) if waiting else {}
@@ -155,7 +158,7 @@ def list_queue(app_state: House, caller: Read) -> Response:
 
 
 def rests(job: Queued) -> str | None:
-    """When a job is tried again that failed a moment ago, in words."""
+    """Say when a job that failed a moment ago is retried, or return None."""
     if job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000:
         return None
     return f"tried again at {time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))}"
@@ -163,24 +166,24 @@ def rests(job: Queued) -> str | None:
 
 @dataclass(slots=True)
 class _Host:
-    """Healthy devices of one kind that one worker has."""
+    """Healthy devices of one kind on one worker."""
 
     numbers: set[int] = field(default_factory=set[int])
     free: set[int] = field(default_factory=set[int])
 
     def has_enough(self, kind: str, wants: Mapping[str, Any], *, brief: bool) -> bool:
-        """Whether as many are free as a job gets."""
+        """Return whether enough devices are free for a job."""
         half = 1 if brief else max(1, len(self.numbers) // 2)
         return len(self.free) >= (1 if kind != "cpu" else wants.get("threads") or half)
 
 
 class Fleet:
-    """The devices of workers that take jobs, counted once for all jobs that wait."""
+    """The devices of workers that take jobs, read once for all queued jobs."""
 
     def __init__(
         self, states: Mapping[str, str], placed: Iterable[Given], short: Collection[str]
     ) -> None:
-        """``states`` of all workers by name; ``short``: those whose disk is nearly full."""
+        """Take the states of all workers by name. ``short``: workers with a nearly full disk."""
         self._states = states
         self._short = short
         self._hosts: dict[str, dict[str, _Host]] = {}
@@ -194,14 +197,14 @@ class Fleet:
 
     @classmethod
     def read(cls, tx: Transaction, app_state: AppState) -> "Fleet":
-        """Read them."""
+        """Read the workers and their devices from the database."""
         lease_ms = _lease_ms(app_state)
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
         short = heartbeats.short_of_room(tx, app_state.settings.min_free_bytes)
         return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
 
     def why(self, job: Queued) -> str:
-        """Why a queued job does not run yet, in words."""
+        """Return why a queued job does not run yet."""
         key = (jsonio.dumps(job.wants), job.kind)
         if key not in self._known:
             self._known[key] = self._look(job.wants, brief=job.kind == "infer")
@@ -211,7 +214,7 @@ class Fleet:
         return reason
 
     def _look(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, bool]:
-        """The reason, and whether a device is free that the job could have."""
+        """Return the reason, and whether a device that the job could use is free."""
         named = wants.get("worker")
         if (absent := self._absent(named)) is not None:
             return absent, False
@@ -233,7 +236,7 @@ class Fleet:
         return "about to start" if enough else "not enough free devices", True
 
     def _absent(self, named: str | None) -> str | None:
-        """Why no worker can take a job, or not the one that it names."""
+        """Return why no worker, or not the worker that the job names, can take it; else None."""
         if named is None:
             return None if "active" in self._states.values() else "no worker"
         state = self._states.get(named)

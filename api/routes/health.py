@@ -1,4 +1,4 @@
-"""Whether the service is well, for people, load balancers and Prometheus."""
+"""Health checks for people and load balancers, and metrics for Prometheus."""
 
 from typing import Annotated
 
@@ -15,28 +15,28 @@ from api.schemas import documents
 router = APIRouter(tags=["service"])
 
 
-@router.get("/livez", summary="Whether this process answers")
+@router.get("/livez", summary="Check that the process is alive")
 async def get_livez() -> Response:
-    """Always the same."""
+    """Always answers 200."""
     return Json({"status": "ok"})
 
 
 @router.get(
     "/readyz",
-    summary="Whether the service can work",
+    summary="Check that the service is ready",
     responses={
-        200: {"model": documents.Readiness, "description": "This process can serve."},
-        503: {"model": documents.Readiness, "description": "It cannot; or, strictly, not all is."},
+        200: {"model": documents.Readiness, "description": "This process can serve requests."},
+        503: {"model": documents.Readiness, "description": "Not ready."},
     },
 )
 def get_readyz(
     request: Request,
-    strict: Annotated[bool, Query(description="503 also while something is missing.")] = False,
+    strict: Annotated[bool, Query(description="503 unless every check passes.")] = False,
 ) -> Response:
-    """Each part by itself: `ok`, or what is wrong.
+    """The result of each check: `ok`, or the problem.
 
-    For load balancers as it is: 503 only while this process cannot read the database, or is about
-    to end. With `strict=true`, for monitors: 503 unless everything is well.
+    For load balancers, use it without `strict`: 503 only while this process cannot read the
+    database, or is shutting down. For monitoring, use `strict=true`: 503 unless every check passes.
     """
     readiness: Readiness = request.app.state.readiness
     report = readiness.report()
@@ -46,9 +46,9 @@ def get_readyz(
     return Json(body, status_code=200 if well else 503, headers=headers)
 
 
-@router.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
+@router.get("/metrics", summary="Get Prometheus metrics", response_class=PlainTextResponse)
 def get_metrics(request: Request, caller: Read) -> Response:
-    """Figures of this process and of the ledger, in Prometheus' text format."""
+    """Metrics of this process and of the database, in Prometheus' text format."""
     del caller
     meters: ProcessMetrics = request.app.state.meters
     return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""The routes that look into jobs and at the machines that run them."""
+"""The routers for inspecting jobs and the machines that run them."""
 
 from fastapi import APIRouter
 

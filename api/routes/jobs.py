@@ -1,4 +1,4 @@
-"""Jobs: plan, submit, list, look at, change, cancel, delete."""
+"""Jobs: plan, submit, list, get, update, cancel, delete."""
 
 from typing import Annotated, Any, Literal
 
@@ -48,17 +48,18 @@ Waited = documents.Waited
 
 
 class JobPatch(Body):
-    """A merge patch: what is left out stays, null empties."""
+    """A merge patch: absent fields stay as they are, null clears a field."""
 
     name: JobName | None = None
-    """Null: one that the service makes."""
+    """Null: the service generates a name."""
     labels: dict[Label, LabelValue | None] | None = Constraint(default=None, max_length=50)
-    """Added to the labels there are; null removes one, null for all of them removes all."""
+    """Added to the existing labels. A null value removes one label; null for the field removes all.
+    """
     priority: int | None = Constraint(default=None, ge=-1000, le=1000)
 
 
 def job_tag(job: Job) -> str:
-    """The entity tag of a job."""
+    """Return the entity tag of a job."""
     return etag(job.id, job.version)
 
 
@@ -71,7 +72,7 @@ def job_tag(job: Job) -> str:
 async def plan_job(
     app_state: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
 ) -> Response:
-    """The layer table, parameters, memory by head, FLOPs, devices it may get, and warnings."""
+    """Layer table, parameters, memory, FLOPs, possible devices, and warnings."""
     prepared = await prepare(app_state, body.value, caller)
     return Json(
         prepared.plan | {"object": "plan", "spec": prepared.resolved, "devices": prepared.devices}
@@ -100,7 +101,7 @@ async def create_job(
     )
     if kept is not None:
         return idempotent.sent(kept, replayed=True)
-    await run_in_threadpool(admit, app_state, caller)  # before the planner is asked, which is dear
+    await run_in_threadpool(admit, app_state, caller)  # before the planner, which is expensive
     prepared = await prepare(app_state, body.value, caller, hold=True)
     return await run_in_threadpool(store, app_state, caller, token, prepared)
 
@@ -112,7 +113,7 @@ def store(
     prepared: CheckedJob,
     parent: str | None = None,
 ) -> Response:
-    """Queue a job that was checked, once, and answer with it."""
+    """Store and queue a checked job exactly once, and respond with it."""
     job_id = ""
 
     def make(tx: Transaction) -> Answer:
@@ -135,7 +136,7 @@ def store(
 def _add(tx: Transaction, caller: Caller, prepared: CheckedJob, parent: str | None) -> Job:
     references.share(tx, prepared.uses)
     named: dict[str, str | None] = {}
-    for used in prepared.uses:  # it may have been deleted while the planner was asked
+    for used in prepared.uses:  # it may have been deleted while the planner ran
         if is_id(used, "ds"):
             named[used] = datasets.ready(tx, used, None).name
         else:
@@ -154,7 +155,7 @@ def _add(tx: Transaction, caller: Caller, prepared: CheckedJob, parent: str | No
 
 
 def ring(app_state: AppState, job_id: str) -> None:
-    """Notify a dispatcher. Where that fails the sweep of a worker finds the job."""
+    """Notify a dispatcher. If that fails, the sweep of a worker finds the job."""
     app_state.notifier.job_queued()
     failpoint("submit.notified")
 
@@ -169,17 +170,17 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     caller: Read,
     page: Paged,
     *,
-    state: Annotated[list[str] | None, Query(description="One or several states.")] = None,
+    state: Annotated[list[str] | None, Query(description="One or more states.")] = None,
     kind: Annotated[Literal["train", "infer"] | None, Query()] = None,
     label: Annotated[
-        list[str] | None, Query(description="`key:value`; several must all hold.")
+        list[str] | None, Query(description="`key:value`. A job must match all of them.")
     ] = None,
     parent: Annotated[str | None, Query(max_length=64)] = None,
     q: Annotated[str | None, Query(max_length=200, description="Part of the name or id.")] = None,
     name: Annotated[str | None, Query(max_length=200, description="The whole name.")] = None,
-    order: Annotated[Literal["desc", "asc"], Query(description="By the time made.")] = "desc",
+    order: Annotated[Literal["desc", "asc"], Query(description="By creation time.")] = "desc",
 ) -> Response:
-    """Jobs, newest first."""
+    """Newest first, unless `order=asc`."""
     wanted = Filter(
         owner=caller.sees,
         states=_states(state),
@@ -228,11 +229,11 @@ async def get_job(
     id: str,  # noqa: A002
     prefer: Waited = None,
 ) -> Response:
-    """One job. With `Prefer: wait=30` the answer comes when it changes, or after 30 s.
+    """One job. With `Prefer: wait=30`, the response waits up to 30 s for a change.
 
-    Changes count from the version that `If-None-Match` names, or else from now.
+    A change is relative to the version in `If-None-Match`, or without it to the current one.
     """
-    del prefer  # read, with its mistakes, below
+    del prefer  # read and validated by `waiting` below
     wait_s = waiting.wait_asked(request)
     seen: str | None = None
 
@@ -260,7 +261,7 @@ async def get_job(
 
 @router.patch(
     "/jobs/{id}",
-    summary="Change the name, labels or priority",
+    summary="Update the name, labels or priority",
     openapi_extra=described(JobPatch, media=("application/merge-patch+json", "application/json")),
     responses=documents.answers(200, documents.Job, 400, 401, 403, 404, 412, 415, 422),
 )
@@ -271,7 +272,7 @@ def update_job(
     id: str,  # noqa: A002
     body: Annotated[Parsed[JobPatch], Depends(body_of(JobPatch))],
 ) -> Response:
-    """A merge patch. `If-Match` makes sure that nobody changed the job meanwhile."""
+    """A merge patch. With `If-Match`, the update fails if someone else changed the job."""
     with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
         check_match(request, job_tag(job))
@@ -308,7 +309,7 @@ def delete_job(
 ) -> Response:
     """Delete a job that has ended, with its events, series, captures and checkpoints.
 
-    From the answer on the job is 404. A worker deletes its rows and files in the background.
+    The job is 404 as soon as this returns. A worker deletes its rows and files in the background.
     """
     with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
@@ -330,9 +331,9 @@ def cancel_job(
     id: str,  # noqa: A002
     force: Annotated[bool, Query(description="Do not wait for a step boundary.")] = False,
 ) -> Response:
-    """Ask a job to stop: at the next step boundary, then by signal.
+    """Ask a job to stop at the next step boundary; if it does not, it is stopped by a signal.
 
-    One that is queued or paused stops at once.
+    A queued or paused job stops at once.
     """
     with app_state.database.write() as tx:
         job = jobs.get(tx, id, caller.sees, lock=True)
@@ -342,7 +343,7 @@ def cancel_job(
 
 
 def asked_for(job: Job) -> Response:
-    """202 with the job."""
+    """Return 202 with the job."""
     headers = {"ETag": job_tag(job), "Location": f"{BASE}/jobs/{job.id}"}
     return Json(job_json(job), status_code=202, headers=headers)
 
@@ -356,9 +357,9 @@ def get_job_spec(
     app_state: House,
     caller: Read,
     id: str,  # noqa: A002
-    resolved: Annotated[bool, Query(description="With every default and size filled in.")] = False,
+    resolved: Annotated[bool, Query(description="Fill in every default and size.")] = False,
 ) -> Response:
-    """What was submitted, or exactly what runs. Either can be submitted again."""
+    """The spec as submitted, or as resolved. You can submit either again."""
     with app_state.database.read() as tx:
         job = jobs.whole(tx, id, caller.sees)
     return Json(job.resolved if resolved else job.spec)

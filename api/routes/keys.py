@@ -30,18 +30,18 @@ Word = Annotated[str, Constraint(min_length=1, max_length=100, pattern=r"^[^\x00
 
 
 class KeyRequest(Body):
-    """The key to make."""
+    """The key to create."""
 
     name: Word
     scopes: tuple[Literal["read", "submit", "admin"], ...] = Constraint(min_length=1, max_length=3)
     owner: Word | None = None
-    """What its holder makes belongs to this owner; left out, the owner of the key that asks."""
+    """The owner of what this key creates. Default: the owner of the key that asks."""
 
 
 @router.post(
     "/keys",
     status_code=201,
-    summary="Make an API key",
+    summary="Create an API key",
     openapi_extra=described(KeyRequest, example={"name": "laptop", "scopes": ["submit"]}),
     responses=documents.answers(201, documents.NewKey, 400, 401, 403, 409, 415, 422),
 )
@@ -51,7 +51,7 @@ def create_key(
     once_key: OnceKey,
     body: Annotated[Parsed[KeyRequest], Depends(body_of(KeyRequest))],
 ) -> Response:
-    """The answer shows the key, this once: only a hash is kept, so a replay shows null."""
+    """The response shows the key once. Only a hash is stored, so a replayed response shows null."""
     wanted = body.value
     secret = ""
 
@@ -77,7 +77,7 @@ def create_key(
     responses=documents.answers(200, documents.KeyList, 400, 401, 403, 422),
 )
 def list_keys(app_state: House, caller: Admin, page: Paged) -> Response:
-    """Newest first, revoked ones too."""
+    """Newest first, including revoked keys."""
     del caller
     with app_state.database.read() as tx:
         rows = keys.find(tx, after=page.after_id("key"), limit=page.limit + 1)
@@ -91,7 +91,10 @@ def list_keys(app_state: House, caller: Admin, page: Paged) -> Response:
     responses=documents.answers(204, None, 401, 403, 404),
 )
 def delete_key(request: Request, app_state: House, caller: Admin, id: str) -> Response:  # noqa: A002
-    """The key and the browser sessions it opened are refused from now on (elsewhere in 2 s)."""
+    """The key and its browser sessions are refused from now on.
+
+    Other API processes follow within 2 s.
+    """
     del caller
     with app_state.database.write() as tx:
         keys.revoke(tx, id)
@@ -102,14 +105,14 @@ def delete_key(request: Request, app_state: House, caller: Admin, id: str) -> Re
 @router.post(
     "/tickets",
     status_code=201,
-    summary="Make a one-time link for a browser",
+    summary="Create a one-time browser link",
     responses=documents.answers(201, documents.Ticket, 401, 403),
 )
 def create_ticket(request: Request, app_state: House, caller: Read) -> Response:
-    """The link works once, for 60 seconds, and opens a session with this key's scopes."""
+    """The link works once, within 60 seconds. It opens a session with this key's scopes."""
     with app_state.database.write() as tx:
         secret = keys.derive(tx, caller.key, "ticket", timedelta(seconds=TICKET_S))
-    # the Host header was checked against the allow-list before
+    # the Host header was already checked against the allow-list
     url = f"{request.scope['scheme']}://{request.headers['host']}/open?ticket={secret}"
     return Json({"url": url, "expires_in_s": TICKET_S}, status_code=201)
 
@@ -118,7 +121,10 @@ def create_ticket(request: Request, app_state: House, caller: Read) -> Response:
 def open_session(
     request: Request, app_state: House, ticket: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """Use up a ticket: the answer sets the session's cookie. Without one a person is told how."""
+    """Redeem a ticket and set the session cookie.
+
+    If it is not valid, a browser gets instructions.
+    """
     with app_state.database.write() as tx:
         try:
             key = keys.redeem(tx, ticket)

@@ -1,4 +1,4 @@
-"""The network of a job: its layers, their statistics over steps, and their captured tensors."""
+"""The network of a job: its layers with newest statistics, and captured tensors."""
 
 import hashlib
 from collections import defaultdict
@@ -41,7 +41,7 @@ FORMATS = {
     "image/png": "png",
 }
 _OF_BATCHES = ("output", "input", "output_grad")
-"""Kinds whose first axis is the rows of a batch."""
+"""Kinds whose first axis is the batch."""
 _MEDIA = {name: media for media, name in FORMATS.items()}
 MAX_TENSORS = 200
 _SHOWN = (
@@ -63,25 +63,25 @@ _NAMES: dict[str, Any] = {
     "inner_outputs": [],
     "state_names": [],
 }
-"""What else can be watched; jobs that were planned before have none."""
+"""Names of further tensors that can be watched. Plans of older jobs do not have them."""
 
 Step = Annotated[
-    str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step's number.")
+    str, Query(pattern=r"^(latest|[0-9]{1,15})$", description="`latest`, or a step number.")
 ]
 Phase = Annotated[
     Literal["train", "evaluate"] | None,
-    Query(description="Of training steps, or of the evaluations after them; left out, both."),
+    Query(description="Training steps, or the evaluations after them. Default: both."),
 ]
-Slice = Annotated[str | None, Query(max_length=1000, description="As in numpy, e.g. `0:4,:,::2`.")]
+Slice = Annotated[str | None, Query(max_length=1000, description="NumPy syntax: `0:4,:,::2`.")]
 
 
 @router.get(
     "/jobs/{id}/layers",
-    summary="The module tree",
+    summary="List layers",
     responses=answers(200, inspection.LayerList, *inspection.READ),
 )
 def list_layers(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
-    """Each layer with its output's shape, its parameters, and its newest statistics by kind."""
+    """Each layer with its output shape, its parameters, and its newest statistics by kind."""
     with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
@@ -108,7 +108,7 @@ def _figures(row: Newest) -> dict[str, Any]:
 def _layer(
     entry: dict[str, Any], by_tensor: dict[str, dict[str, Any]], names: list[str]
 ) -> dict[str, Any]:
-    """A layer of the plan; ``stats`` are of its output, ``tensors`` has its other tensors."""
+    """Return a layer of the plan. ``stats`` describe its output, ``tensors`` its other tensors."""
     leaves = list(entry.get("output_shapes", {}))
     own = leaves[0] if leaves else entry["name"]
     others = dict.fromkeys([*leaves[1:], *entry.get("parameter_shapes", {}), *names])
@@ -122,7 +122,7 @@ def _layer(
 
 @router.get(
     "/jobs/{id}/captures",
-    summary="Which tensors were kept",
+    summary="List captured tensors",
     responses=answers(200, inspection.CaptureList, 400, 401, 404, 422),
 )
 def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
@@ -137,7 +137,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
     attempt: OfAttempt,
 ) -> Response:
-    """In the order in which they were kept."""
+    """In the order in which they were captured."""
     if kind is not None:
         check_kind(kind)
     after = page.after_id("cap")
@@ -181,7 +181,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
 
 @router.get(
     "/jobs/{id}/layers/{layer}/{kind}",
-    summary="One captured tensor",
+    summary="Get a captured tensor",
     responses=inspection.binary(
         "application/x-npy",
         "application/vnd.safetensors",
@@ -203,15 +203,15 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
     histogram: Annotated[
-        int | None, Query(ge=1, le=1000, description="Bars of a histogram, in JSON.")
+        int | None, Query(ge=1, le=1000, description="Number of histogram bins. JSON only.")
     ] = None,
 ) -> Response:
-    """JSON has a summary and at most 1,000 values; npy and safetensors have all; png is a picture.
+    """JSON has a summary and up to 1,000 values; npy and safetensors have all; png is an image.
 
-    In npy, bfloat16 and the eight-bit floats come as float32; safetensors has them as they are.
-    Of a whole tensor, in safetensors or in an npy of its own type, `Range` brings a stretch.
-    A picture shows feature maps and filters as a grid, of a batch the first example; `slice`
-    chooses others. Header `X-Picture` says what of the tensor it shows, and its range.
+    In npy, bfloat16 and the 8-bit float types are converted to float32; safetensors keeps them. A
+    whole tensor in safetensors, or in npy without a conversion, supports `Range`. An image shows
+    feature maps and filters as a grid; for a batch it shows the first example, unless you pass
+    `slice`. The header `X-Picture` says which part of the tensor the image shows, and its range.
     """
     chosen = _format(request, format)
     if histogram is not None and chosen != "json":
@@ -268,10 +268,10 @@ def _format(request: Request, wanted: str | None) -> str:
 
 
 def check_kind(kind: str) -> None:
-    """Refuse what is no kind of tensor.
+    """Check that this is a kind of tensor.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: It is not.
     """
     if kind not in KINDS:
         raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
@@ -305,7 +305,7 @@ def _summary(capture: Capture, part: Array, text: str | None) -> dict[str, Any]:
 def _ranged(
     request: Request, file: tensors.Single, chosen: str, headers: dict[str, str]
 ) -> Response:
-    """A file of one tensor, or the stretch of it that the request asks for."""
+    """Return a file of one tensor, or the byte range that the request asks for."""
     headers = headers | {"Accept-Ranges": "bytes"}
     size = file.size_bytes
     try:
@@ -334,7 +334,7 @@ def _streamed(body: TensorBody, chosen: str, headers: dict[str, str]) -> Respons
 
 @router.get(
     "/jobs/{id}/tensors",
-    summary="Several captured tensors in one safetensors file",
+    summary="Get several captured tensors as one safetensors file",
     responses=inspection.binary("application/vnd.safetensors", others=inspection.READ),
 )
 def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
@@ -344,13 +344,13 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     job: JobId,
     name: Annotated[
         list[str],
-        Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`, several times."),
+        Query(min_length=1, max_length=MAX_TENSORS, description="`conv1/output`; repeatable."),
     ],
     step: Step = "latest",
     *,
     phase: Phase = None,
 ) -> Response:
-    """They are named as they were asked for; the file's metadata has the step of each."""
+    """The tensors have the names you asked for. The file's metadata holds the step of each."""
     rows: dict[str, Capture] = {}
     with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)

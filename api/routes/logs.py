@@ -1,4 +1,4 @@
-"""What a job's processes printed: the ``log`` events of its log, as text."""
+"""Output of a job's processes: the ``log`` events as text or JSON."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ Entry = dict[str, Any]
 
 @router.get(
     "/jobs/{id}/logs",
-    summary="What the processes printed",
+    summary="Get the output of the processes",
     responses=inspection.binary(
         "text/plain", model=inspection.PrintedList, others=(*inspection.READ, 406)
     ),
@@ -40,16 +40,16 @@ def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     job: JobId,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
     after: Annotated[
-        str | None, Query(max_length=30, description="Only what came after this event.")
+        str | None, Query(max_length=30, description="Only output after this event.")
     ] = None,
     tail: Annotated[
-        int | None, Query(ge=1, le=1_000_000, description="Only the last lines, so many.")
+        int | None, Query(ge=1, le=1_000_000, description="Only this many of the last lines.")
     ] = None,
     grep: Annotated[
         str | None, Query(max_length=1000, description="Only lines that contain this text.")
     ] = None,
 ) -> Response:
-    """Text, or JSON by `Accept`. The header `X-Last-Seq` is the cursor to go on from."""
+    """Text, or JSON by `Accept`. The header `X-Last-Seq` is the cursor to resume from."""
     chosen = negotiation.choose(request, FORMATS)
     with app_state.database.read() as tx:
         last_seq = jobs.standing(tx, job, caller.sees).last_seq
@@ -76,7 +76,7 @@ def _forward(tx: Transaction, job: str, seq: int) -> tuple[list[LoggedEvent], in
     size = 0
     while size < MAX_BYTES:
         page = events.read(tx, job, seq, types=["log"], max_bytes=MAX_BYTES)
-        found += [event for event in page.events if event.type == "log"]  # none of the gap
+        found += [event for event in page.events if event.type == "log"]  # not the gap event
         size += sum(len(event.payload) for event in page.events)
         seq = page.seq
         if seq >= page.last_seq:
@@ -101,7 +101,7 @@ def _last_lines(
     tx: Transaction, job: str, seq: int, tail: int, rank: int | None, grep: str | None
 ) -> list[Entry]:
     limit = max(100, tail)
-    while True:  # twice as far back each time, until there are enough lines or no more events
+    while True:  # doubles the range until there are enough lines or no more events
         newest = events.tail(tx, job, "log", limit)
         entries = _chosen((event for event in newest if event.seq > seq), rank, grep)
         enough = sum(len(entry["lines"]) for entry in entries) >= tail

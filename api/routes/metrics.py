@@ -1,4 +1,4 @@
-"""The metric series of a job: a table of them, and their values as columns."""
+"""The metrics of a job: a summary of each, and their values over steps as columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -27,26 +27,26 @@ from models.observations.metrics import MetricPage, MetricPoint, Summary
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
 
-FromStep = Annotated[int | None, Query(ge=0, lt=2**53, description="First step, included.")]
-ToStep = Annotated[int | None, Query(ge=0, lt=2**53, description="Last step, included.")]
+FromStep = Annotated[int | None, Query(ge=0, lt=2**53, description="First step, inclusive.")]
+ToStep = Annotated[int | None, Query(ge=0, lt=2**53, description="Last step, inclusive.")]
 MaxPoints = Annotated[
     int | None,
     Query(
         ge=2,
         le=1_000_000,
-        description="At most so many points of each series: first, last, the ends of non-finite "
-        "runs and extremes are kept, in this order. Default: all of them, in pages.",
+        description="Maximum points per series. Keeps first, last, the ends of NaN or Inf "
+        "runs, and extremes, in this order. Default: all points, in pages.",
     ),
 ]
 
 
 @router.get(
     "/jobs/{id}/metrics",
-    summary="What was measured, at a glance",
+    summary="List metrics",
     responses=answers(200, inspection.MetricList, *inspection.READ),
 )
 def list_metrics(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
-    """Each metric with its last, least and greatest value and its first non-finite step."""
+    """Each metric with its last, min and max value and its first step with NaN or Inf."""
     with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
         if is_fresh(request, tag):
@@ -69,7 +69,7 @@ def _entry(row: Summary) -> dict[str, Any]:
 
 @router.get(
     "/jobs/{id}/metrics/query",
-    summary="Values of metrics over steps",
+    summary="Get metric values over steps",
     responses=inspection.binary(
         columnar.ARROW, columnar.CSV, model=inspection.Columns, others=(*inspection.READ, 406)
     ),
@@ -86,13 +86,14 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     max_points: MaxPoints = None,
     attempt: OfAttempt,
 ) -> Response:
-    """Columns over the steps of all the series; null where one has no value. JSON, Arrow or csv.
+    """Columns over the steps of all series; null where a series has no value. JSON, Arrow or CSV.
 
-    Without `max_points` an answer in JSON has about 100,000 values at most. Where there are more,
-    `has_more` is true, and `next` is the `from_step` to ask for the others with. Arrow and csv have
-    all values, and are sent as they are read.
+    Without `max_points`, a JSON response has at most about 100,000 values. If there are more,
+    `has_more` is true, and `next` is the `from_step` of the next request. Arrow and CSV have all
+    values and are streamed.
 
-    With `attempt` there is a column of that name, and with `all` a step may come several times.
+    With `attempt`, there is a column of that name. With `attempt=all`, a step may occur several
+    times.
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
@@ -135,7 +136,7 @@ def _check_known(
     *,
     has_ended: bool,
 ) -> None:
-    """Refuse the name of a metric that the job does not have, and will not have."""
+    """Refuse metrics that the job does not have, unless it is running and has no metrics yet."""
     empty = [name for name, points in series.items() if not points]
     known = [row.name for row in metrics.names(tx, job, attempt)] if empty else []
     unknown = [name for name in empty if name not in known]
@@ -157,15 +158,15 @@ def _as_json(page: MetricPage, headers: Mapping[str, str], *, apart: bool) -> Re
 def _part(series: Mapping[str, list[MetricPoint]], *, apart: bool) -> RowGroup:
     about, columns = _columns(series, apart=apart)
     known = {name: Column(column) for name, column in about.items()}
-    return RowGroup({}, known | columns)  # a metric has a slash or none of these names
+    return RowGroup({}, known | columns)  # no metric has one of these names
 
 
 def _columns(
     series: Mapping[str, list[MetricPoint]], *, apart: bool
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, Column]]:
-    """Step, epoch and attempt of each row, and each series over all rows.
+    """Return step, epoch and attempt of each row, and each series over all rows.
 
-    ``apart``: a step of two attempts makes two rows; else the attempt of a step does not count.
+    With ``apart``, a step of two attempts makes two rows. Otherwise attempts are not distinguished.
     """
 
     def key(point: MetricPoint) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Pictures of a job's series, for curl, notebooks and chat. Drawn in a thread."""
+"""Plots of a job's series, for curl, notebooks and chat. Drawn in a thread."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/api/v1", tags=["inside"])
 MAX_POINTS = 2000
 MAX_SERIES = 12
 MAX_CELLS = 400
-"""Steps in a map of colours."""
+"""Maximum steps in a heat map."""
 MAX_BARS = 80
 MEDIA = {"png": "image/png", "svg": "image/svg+xml"}
 _NAMES = {
@@ -39,13 +39,13 @@ _NAMES = {
     "throughput": ("samples_per_s", "tokens_per_s"),
 }
 _BULK, _FAR = 0.98, 30
-"""Values further out than 30 times 98 % of them are drawn on a logarithmic scale."""
+"""A tail beyond 30 times the magnitude that covers 98 % of the values is drawn on a log scale."""
 _L2 = FIGURES.index("l2")
 
 
 @router.get(
     "/jobs/{id}/plots/{plot}",
-    summary="A picture of a series",
+    summary="Plot a series",
     responses=inspection.binary(*MEDIA.values(), others=inspection.READ),
 )
 def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
@@ -57,16 +57,16 @@ def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
     plot: Literal["loss", "lr", "throughput", "gradient_flow", "histogram"],
     layer: Annotated[
         str | None,
-        Query(max_length=200, description="Of `histogram`: which layer or parameter. A glob "
-              "of `gradient_flow`."),
+        Query(max_length=200, description="For `histogram`: a layer or parameter. For "
+              "`gradient_flow`: a glob."),
     ] = None,
-    kind: Annotated[str | None, Query(max_length=40, description="Of `histogram`.")] = None,
+    kind: Annotated[str | None, Query(max_length=40, description="For `histogram`.")] = None,
     format: Literal["png", "svg"] = "png",  # noqa: A002 (the public name)
 ) -> Response:  # fmt: skip
-    """`loss`, `lr`, `throughput`: over the steps, a red line where a value is not finite.
+    """`loss`, `lr`, `throughput`: values over steps, with a red line at NaN or Inf.
 
-    `gradient_flow`: the l2 norm of each parameter's gradient, at the newest step and over all.
-    `histogram`: how the values of one tensor are spread, over the steps.
+    `gradient_flow`: the L2 norm of each parameter's gradient, at the newest step and over all.
+    `histogram`: the distribution of one tensor's values over the steps.
     """
     _check(plot, layer, kind)
     with app_state.database.read() as tx:
@@ -93,7 +93,10 @@ def _check(plot: str, layer: str | None, kind: str | None) -> None:
 def _reader(
     tx: Transaction, job: Job, plot: str, tensor: tuple[str | None, str | None], form: str
 ) -> Callable[[], bytes]:
-    """Read what a picture shows; the function draws it, which takes long, without the database."""
+    """Read the data of a plot.
+
+    Return a function that draws it; drawing is slow and needs no database.
+    """
     title = job.name or job.id
     if plot == "gradient_flow":
         gradients = _gradients(tx, job, tensor[0] or "*")
@@ -117,7 +120,7 @@ def _metrics(tx: Transaction, job: str, plot: str) -> dict[str, Line]:
 
 
 def _gradients(tx: Transaction, job: Job, layer: str) -> dict[str, Line]:
-    """By parameter, in the order of the network, the l2 of its gradient."""
+    """Return the L2 norm of the gradient by parameter, in the network's order."""
     found: dict[str, Line] = {}
     for series, data in stats.query(tx, job.id, layer=layer, kind="param_grad"):
         if series.phase == "train":
@@ -154,7 +157,7 @@ def _histogram(
 
 
 def spread(data: Histograms) -> HistogramSeries:
-    """What to draw of histograms; where a few values are far from the others, on two scales."""
+    """Return the histograms to draw, with a second scale if a few values are far from the rest."""
     edges, counts = share_edges(data, None)
     if not len(edges):
         return HistogramSeries(data.steps, edges, counts)
@@ -168,5 +171,5 @@ def spread(data: Histograms) -> HistogramSeries:
 
 
 def literal(name: str) -> str:
-    """A glob that matches only this name."""
+    """Return a glob that matches only this name."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in name)

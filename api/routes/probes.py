@@ -1,4 +1,4 @@
-"""The probes of a job: attached, changed and removed while it runs."""
+"""The probes of a job: add, change and remove them while it runs."""
 
 from typing import Annotated, Any, Literal, cast
 
@@ -40,11 +40,14 @@ router = APIRouter(prefix=BASE, tags=["inside"])
 _EXAMPLE = {"layers": ["conv*"], "kinds": ["output"], "every": 1, "want": ["stats"]}
 _ADAPTER: TypeAdapter[Probe] = TypeAdapter(Probe)
 _NULL = ("max_overhead",)
-"""Fields whose null is not their default."""
+"""Fields where null is a value, not the default."""
 
 
 class ProbePatch(Body):
-    """A merge patch: what is left out stays, null takes the default (of `max_overhead`: none)."""
+    """A merge patch: absent fields stay as they are, null takes the default.
+
+    For `max_overhead`, null means no budget.
+    """
 
     layers: list[str] | None = None
     kinds: list[str] | None = None
@@ -63,14 +66,14 @@ class ProbePatch(Body):
 
 
 def probe_tag(row: Row) -> str:
-    """The entity tag of a probe: of what was asked, not of what was measured."""
+    """Return the entity tag of a probe. It covers the request, not measurements."""
     return etag(row.id, row.revision)
 
 
 @router.post(
     "/jobs/{id}/probes",
     status_code=201,
-    summary="Watch more of a job",
+    summary="Add a probe",
     openapi_extra=described(Probe, example=_EXAMPLE),
     responses=answers(201, inspection.AttachedProbe, 400, 401, 403, 404, 409, 413, 415, 422, 503)
     | answers(200, inspection.EstimatedProbe),
@@ -82,14 +85,14 @@ async def create_probe(
     job: JobId,
     key: OnceKey,
     dry_run: Annotated[
-        bool, Query(description="Attach nothing: 200 with what it would match and may cost.")
+        bool, Query(description="Add nothing: 200 with matches and estimated cost.")
     ] = False,
     body: Annotated[Parsed[Probe], Depends(body_of(Probe))],
 ) -> Response:
-    """Attach a probe. A running job takes it up at its next step boundary.
+    """Attach a probe. A running job applies it at the next step boundary.
 
-    The answer says what it matched and how many bytes that is; a `probe` event, and
-    `applied_step`, say since when it holds.
+    The response lists what it matches and the bytes per step. A `probe` event and `applied_step`
+    say from which step it applies.
     """
     if dry_run:
         checked = await _check(app_state, caller, job, body.value)
@@ -111,16 +114,16 @@ async def create_probe(
 
 @router.get(
     "/jobs/{id}/probes",
-    summary="What of a job is watched",
+    summary="List the probes of a job",
     responses=answers(200, inspection.AttachedProbeList, 400, 401, 404, 422),
 )
 def list_probes(
     app_state: House,
     caller: Read,
     job: JobId,
-    removed: Annotated[bool, Query(description="Also those removed or rejected.")] = False,
+    removed: Annotated[bool, Query(description="Include removed and rejected probes.")] = False,
 ) -> Response:
-    """Those of the spec first, then in the order in which they were attached."""
+    """Probes of the spec first, then the others in the order in which they were added."""
     with app_state.database.read() as tx:
         found = probes.of_job(tx, jobs.get(tx, job, caller.sees).id, gone=removed)
     return Json(list_of([probe_json(row) for row in found], cursor=None))
@@ -132,7 +135,7 @@ def list_probes(
     responses=answers(200, inspection.AttachedProbe, 401, 404),
 )
 def get_probe(app_state: House, caller: Read, job: JobId, prb: str) -> Response:
-    """What it looks at, and whether the job has taken it up."""
+    """What it watches, and whether the job has applied it."""
     with app_state.database.read() as tx:
         row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
     return Json(probe_json(row), headers={"ETag": probe_tag(row)})
@@ -154,9 +157,9 @@ async def update_probe(
     prb: str,
     body: Annotated[Parsed[ProbePatch], Depends(body_of(ProbePatch))],
 ) -> Response:
-    """A merge patch. It is `pending` until the job has taken the change up.
+    """A merge patch. The probe is `pending` until the job has applied the change.
 
-    `If-Match` makes sure that nobody changed the probe meanwhile.
+    With `If-Match`, the update fails if someone else changed the probe.
     """
 
     def still(row: Row) -> None:
@@ -187,11 +190,11 @@ async def update_probe(
 @router.delete(
     "/jobs/{id}/probes/{prb}",
     status_code=202,
-    summary="Stop watching",
+    summary="Remove a probe",
     responses=answers(202, inspection.AttachedProbe, 401, 403, 404, 409),
 )
 def remove_probe(app_state: House, caller: Submit, job: JobId, prb: str) -> Response:
-    """Remove a probe. What it has seen stays; `applied_step` says since when it looks no more."""
+    """Remove a probe. Its data stays. `applied_step` is the first step that it does not watch."""
     with app_state.database.write() as tx:
         found = jobs.get(tx, job, caller.sees)
         row = probes.remove(tx, found, prb, by=caller.owner)
@@ -213,11 +216,11 @@ def _estimated(app_state: AppState, job: str, checked: CheckedProbe) -> dict[str
 async def _check(
     app_state: AppState, caller: Caller, job_id: str, probe: Probe, *, replaces: str | None = None
 ) -> CheckedProbe:
-    """Have the planner check a probe beside the others of its job.
+    """Have the planner check a probe together with the others of its job.
 
     Raises:
-        InvalidRequest: it cannot look at what it names; says where and why.
-        JobEnded: nothing of the job is watched any more.
+        InvalidRequest: It cannot watch what it names. The problem has a pointer and a reason.
+        JobEnded: The job has ended.
     """
 
     def read() -> tuple[Job, list[Row], dict[str, Any]]:
@@ -245,7 +248,7 @@ async def _check(
 
 
 def _pointing(error: InvalidSpec, number: int) -> InvalidRequest:
-    """The planner's refusal, pointing into the probe that was sent."""
+    """Return the planner's error with pointers into the probe from the request."""
     prefix = f"/probes/{number}"
     found = [
         FieldProblem(item.pointer.removeprefix(prefix), item.detail, item.code)

@@ -1,4 +1,4 @@
-"""The figures for Prometheus: of this process, and of the ledger that all processes share."""
+"""Prometheus metrics: of this process, and of the database that all processes share."""
 
 import threading
 import time
@@ -24,16 +24,16 @@ from models.jobs import jobs
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"})
 _MAX_WORKERS = 200
-"""No more workers than this have figures of their own."""
+"""Workers above this number have no metrics of their own."""
 _LEDGER_S = 2.0
 _SIZES_S = 60.0
-"""What takes a look at many rows, sizes and ended attempts, is summed up this often at most."""
+"""Minimum interval between queries over many rows, such as sizes and ended attempts."""
 _SHIP_BOUNDS = ("0.02", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "60.0", "+Inf")
 """The buckets of ``worker.context.Counters``; a test compares them."""
 
 
 class ProcessMetrics:
-    """The figures of this process."""
+    """The metrics of this process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -56,23 +56,23 @@ class ProcessMetrics:
         ProcessCollector(registry=self.registry)
 
     def seen(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer. Methods that nobody knows share one name."""
+        """Count a response. Unknown methods share one name."""
         known = method if method in _METHODS else "other"
         self._requests.labels(known, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def watch(self, app_state: AppState) -> None:
-        """Read the figures of streams and of the ledger whenever they are asked for."""
+        """Read the metrics of streams and of the database at every scrape."""
         self._streams.set_function(app_state.streams.num_open.total)
         self.registry.register(DatabaseMetrics(app_state))
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class DatabaseMetrics(Collector):
-    """Figures that come out of the database, a few seconds old at most."""
+    """Metrics read from the database and cached: for 2 s, or for 60 s if the query is expensive."""
 
     def __init__(self, app_state: AppState) -> None:
         self._app_state = app_state
@@ -84,11 +84,11 @@ class DatabaseMetrics(Collector):
         self._sized_at = -_SIZES_S
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: then the registry does not collect at registration."""
+        """Return nothing, so that the registry does not collect at registration."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """The figures now; of a database that is away, only that it is."""
+        """Return the current metrics. If the database is unavailable, return only that fact."""
         with self._lock:
             up = GaugeMetricFamily("glasshouse_database_up", "Whether the database answers.")
             try:

@@ -1,4 +1,4 @@
-"""Quotas: what an owner may use, what they use now, and other limits for one of them."""
+"""Quotas: the limits of an owner, their current use, and limits set for one owner."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ Count = Annotated[int | None, Constraint(ge=0, le=2**53)]
 
 
 class QuotaRequest(Body):
-    """The limits of one owner. What is left out or null is what the settings say."""
+    """The limits of one owner. Fields that are absent or null fall back to the settings."""
 
     owner: Word
     queued_jobs: Count = None
@@ -36,17 +36,17 @@ class QuotaRequest(Body):
 
 @router.get(
     "/quotas",
-    summary="What an owner may use, and uses",
+    summary="Get the quotas of an owner",
     responses=documents.answers(200, documents.Quotas, 401, 403, 422),
 )
 def get_quotas(
     app_state: House,
     caller: Read,
     owner: Annotated[
-        str | None, Query(max_length=100, description="Another owner's: for admins.")
+        str | None, Query(max_length=100, description="Another owner; requires the scope `admin`.")
     ] = None,
 ) -> Response:
-    """The limits in force. Streams and requests count in each process of the API by itself."""
+    """The limits in force. Streams and requests are counted per API process."""
     wanted = caller.owner if owner is None else owner
     if wanted != caller.owner and caller.sees is not None:
         raise ScopeTooSmall("The quotas of another owner are for keys with the scope 'admin'.")
@@ -56,7 +56,7 @@ def get_quotas(
 
 @router.put(
     "/quotas",
-    summary="Set what an owner may use",
+    summary="Set the quotas of an owner",
     openapi_extra=described(QuotaRequest, example={"owner": "ada", "running_jobs": 2}),
     responses=documents.answers(200, documents.Quotas, 400, 401, 403, 413, 415, 422),
 )
@@ -66,7 +66,7 @@ def set_quotas(
     caller: Admin,
     body: Annotated[Parsed[QuotaRequest], Depends(body_of(QuotaRequest))],
 ) -> Response:
-    """Replaces the owner's own limits. What they have already stays, even if it is more."""
+    """Replace the limits of this owner. Existing jobs and files stay, even above the new limits."""
     wanted = body.value
     limits = {name: getattr(wanted, name) for name in quotas.NAMES}
     given = {name: value for name, value in limits.items() if value is not None}
@@ -93,10 +93,10 @@ def _quotas_json(app_state: AppState, tx: Transaction, owner: str) -> dict[str, 
 
 
 def admit(app_state: AppState, caller: Caller) -> None:
-    """Whether one more job could wait, asked before it is looked at; asked again as it is stored.
+    """Check before planning that the owner may queue one more job. It is checked again on storing.
 
     Raises:
-        QuotaExceeded: it could not.
+        QuotaExceeded: The quota is used up.
     """
     with app_state.database.read() as tx:
         quotas.admit_job(tx, caller.owner, app_state.settings)

@@ -1,6 +1,7 @@
-"""What ``/readyz`` looks at: each part by itself, and none may keep the answer waiting.
+"""The checks behind ``/readyz``. They run in parallel, and none can delay the response for long.
 
-A check that hangs is given up after three seconds and is not begun again until it has ended.
+A check that takes longer than three seconds is reported as failed. It is not started again until
+it has ended.
 """
 
 import sqlite3
@@ -21,7 +22,7 @@ from models.storage.disk_space import remote_kind
 
 LIMIT_S = 3.0
 SWEPT_S = 60.0
-"""Without a sweep for this long nobody looks for lost jobs and unrung bells."""
+"""Without a sweep for this long, nothing finds lost jobs and lost wake-ups."""
 _FRESH_S = 1.0
 _VERSIONS_S = 60.0
 WELL = "ok"
@@ -30,23 +31,23 @@ Status = Literal["ok", "degraded", "down"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How well the service is, as one process of the API sees it."""
+    """The health of the service, as seen by one API process."""
 
     checks: dict[str, str]
-    """By name: ``ok``, or what is wrong."""
+    """By name: ``ok``, or the problem."""
     warnings: dict[str, str]
-    """What works, but should be mended."""
+    """What works, but should be fixed."""
 
     @property
     def status(self) -> Status:
-        """``down``: this process cannot serve; ``degraded``: something is missing."""
+        """``down``: this process cannot serve requests; ``degraded``: another check failed."""
         if any(self.checks.get(name, WELL) != WELL for name in ("database", "schema", "draining")):
             return "down"
         return "ok" if all(found == WELL for found in self.checks.values()) else "degraded"
 
 
 class Readiness:
-    """Looks at most once a second, whoever asks: ``/readyz`` needs no key."""
+    """Runs the checks at most once a second, because ``/readyz`` needs no key."""
 
     def __init__(self, app_state: AppState) -> None:
         self._app_state = app_state
@@ -68,7 +69,7 @@ class Readiness:
         }
 
     def report(self) -> Report:
-        """What is well and what is not."""
+        """Run the checks, or return the result of the last second."""
         with self._lock:
             if self._last is not None and time.monotonic() - self._last[0] < _FRESH_S:
                 return self._last[1]
@@ -80,7 +81,7 @@ class Readiness:
             return report
 
     def close(self) -> None:
-        """Begin no more checks."""
+        """Start no more checks."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Layer statistics over steps: figures, quantiles and histograms, as JSON, Arrow and csv."""
+"""Layer statistics over steps: scalars, quantiles and histograms, as JSON, Arrow and CSV."""
 
 import heapq
 from collections.abc import Generator, Sequence
@@ -59,8 +59,8 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         list[str] | None,
         Query(
             max_length=20,
-            description="Which figures and quantiles, separated by commas; left out, all that "
-            "were kept. Quantiles that were not come from histograms. `histogram` stands alone.",
+            description="Statistics and quantiles, separated by commas. Default: all that "
+            "were stored. Others are computed from histograms. Use `histogram` alone.",
         ),
     ] = None,
     from_step: FromStep = None,
@@ -70,18 +70,16 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
         Query(
             ge=2,
             le=1_000_000,
-            description="At most so many steps of each series: first, last, the ends of "
-            "non-finite runs and extremes are kept. Of histograms, at most 2,000, evenly apart.",
+            description="Maximum steps per series. Keeps first, last, the ends of NaN or Inf "
+            "runs, and extremes. Histograms: at most 2,000, evenly spaced.",
         ),
     ] = 1000,
-    bins: Annotated[
-        int, Query(ge=1, le=1000, description="At most so many bars of a histogram.")
-    ] = 64,
+    bins: Annotated[int, Query(ge=1, le=1000, description="Maximum bins of a histogram.")] = 64,
 ) -> Response:
-    """Columns over steps for each watched tensor that matches; null where one has no value.
+    """Columns over steps for each matching tensor; null where a tensor has no value.
 
-    The same in JSON, and as one long table in Arrow or csv, by `Accept`. A histogram has the same
-    edges at every step: bars are merged from bins that are the same for all tensors and steps.
+    `Accept` chooses JSON, or one long table in Arrow or CSV. The bins of a histogram are the same
+    at every step: they are merged from fixed bins that all tensors and steps share.
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
     asked = _asked(stat)
@@ -116,7 +114,10 @@ def _asked(given: Sequence[str] | None) -> list[str]:
 
 
 def _present(parts: Sequence[RowGroup]) -> list[str]:
-    """The columns that any of the parts has, in the usual order; of none, the nine figures."""
+    """Return the columns that any part has, in the usual order.
+
+    If none has any: the nine scalars.
+    """
     some = [name for name in STATS if any(name in part.columns for part in parts)]
     return some or list(FIGURES)
 
@@ -129,7 +130,7 @@ def _entry(part: RowGroup) -> dict[str, Any]:
 def _figures(
     tx: Transaction, job: str, where: dict[str, Any], asked: list[str], max_points: int
 ) -> Generator[RowGroup]:
-    """Series by series, thinned; figures and quantiles of one tensor side by side."""
+    """Yield the thinned series one by one, each with all scalars and quantiles of one tensor."""
     forms: list[Form] = [
         form for form in COLUMNS if any(not asked or name in asked for name in COLUMNS[form])
     ]
@@ -206,7 +207,7 @@ def _kept(columns: dict[str, Column], max_points: int) -> NDArray[np.intp]:
 
 
 class SharedHistograms:
-    """The histograms of one tensor over steps, with edges that they share."""
+    """The histograms of one tensor over steps, with shared edges."""
 
     def __init__(self, series: StoredSeries, data: Histograms, bins: int) -> None:
         self.series = series
@@ -214,7 +215,7 @@ class SharedHistograms:
         self.edges, self.counts = share_edges(data, bins)
 
     def as_json(self) -> dict[str, Any]:
-        """As the answer has it."""
+        """Return the histograms as JSON."""
         return self.series._asdict() | {
             "step": self.steps,
             "edges": np.ascontiguousarray(self.edges),
@@ -222,7 +223,7 @@ class SharedHistograms:
         }
 
     def as_part(self) -> RowGroup:
-        """In long form: a row for each bar that is not empty at a step."""
+        """Return the long form: one row for each step and non-empty bin."""
         rows, bars = np.nonzero(self.counts)
         columns = {
             "step": Column(self.steps[rows]),
@@ -234,9 +235,9 @@ class SharedHistograms:
 
 
 def share_edges(data: Histograms, bins: int | None) -> tuple[Edges, Counts]:
-    """Edges for all steps together, and the counts of each step: (steps, bars).
+    """Return edges that all steps share, and the counts of each step: (steps, bins).
 
-    With ``bins`` None no bins are merged; what lies between those that are there is a bar too.
+    With ``bins`` None, no bins are merged; a gap between existing bins is a bin too.
     """
     numbers, entries = np.unique(data.bins, return_inverse=True)
     if not len(numbers):

@@ -1,4 +1,4 @@
-"""Webhooks: an address that is told when a job of its owner moves to another state."""
+"""Webhooks: addresses that are notified when a job of their owner changes state."""
 
 from typing import Annotated, Any
 
@@ -28,20 +28,21 @@ _LOCAL = ("localhost", ".localhost")
 
 
 class WebhookRequest(Body):
-    """The webhook to make."""
+    """The webhook to create."""
 
     url: str = Constraint(min_length=1, max_length=2048)
-    """Where messages are posted to: https, at a public address unless the service allows more."""
+    """Where messages are posted. Must be https and a public address unless the service allows more.
+    """
     events: tuple[str, ...] = Constraint(default=(), max_length=len(webhooks.TYPES))
-    """Types of message, `job.<state>`; empty: all."""
+    """Types of message, `job.<state>`. Empty: all."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
-    """Only of jobs that have all of these labels."""
+    """Only jobs that have all of these labels."""
 
 
 @router.post(
     "/webhooks",
     status_code=201,
-    summary="Make a webhook",
+    summary="Create a webhook",
     openapi_extra=described(
         WebhookRequest,
         example={"url": "https://example.org/hook", "events": ["job.succeeded", "job.failed"]},
@@ -54,7 +55,7 @@ def create_webhook(
     once_key: OnceKey,
     body: Annotated[Parsed[WebhookRequest], Depends(body_of(WebhookRequest))],
 ) -> Response:
-    """The answer shows the secret of the signatures, this once; a replay shows null."""
+    """The response shows the signing secret once. A replayed response shows null."""
     wanted = body.value
     _check_url(wanted.url, Allowed.of(app_state.settings.outbound_allow))
     _check_events(wanted.events)
@@ -78,7 +79,7 @@ def create_webhook(
 
 
 def _check_url(url: str, allowed: Allowed) -> None:
-    """Refuse early what can be seen to be refused; the rest is judged whenever it is sent."""
+    """Refuse addresses that are visibly not allowed. The others are checked at each delivery."""
     try:
         target = target_of(url)
         if target.host == _LOCAL[0] or target.host.endswith(_LOCAL[1]):
@@ -104,7 +105,7 @@ def _check_events(events: tuple[str, ...]) -> None:
     responses=documents.answers(200, documents.WebhookList, 400, 401, 422),
 )
 def list_webhooks(app_state: House, caller: Read, page: Paged) -> Response:
-    """Newest first, without their secrets."""
+    """Newest first, without secrets."""
     after = page.after_id("whk")
     with app_state.database.read() as tx:
         rows = webhooks.find(tx, owner=caller.sees, after=after, limit=page.limit + 1)
@@ -130,7 +131,7 @@ def get_webhook(app_state: House, caller: Read, id: str) -> Response:  # noqa: A
     responses=documents.answers(204, None, 401, 403, 404),
 )
 def delete_webhook(app_state: House, caller: Submit, id: str) -> Response:  # noqa: A002
-    """Nothing more is sent to it, and what was sent is forgotten."""
+    """Delete the webhook and its deliveries. Nothing more is sent to it."""
     with app_state.database.write() as tx:
         webhooks.delete(tx, webhooks.get(tx, id, caller.sees))
     return Response(status_code=204)
@@ -138,11 +139,11 @@ def delete_webhook(app_state: House, caller: Submit, id: str) -> Response:  # no
 
 @router.get(
     "/webhooks/{id}/deliveries",
-    summary="What was sent to a webhook",
+    summary="List the deliveries of a webhook",
     responses=documents.answers(200, documents.DeliveryList, 400, 401, 404, 422),
 )
 def list_deliveries(app_state: House, caller: Read, id: str, page: Paged) -> Response:  # noqa: A002
-    """Newest first: what was taken, what is tried again and when, what was given up and why."""
+    """Newest first: delivered, pending a retry, or failed, with the last problem."""
     after = page.after_id("msg")
     with app_state.database.read() as tx:
         webhooks.get(tx, id, caller.sees)
@@ -151,7 +152,7 @@ def list_deliveries(app_state: House, caller: Read, id: str, page: Paged) -> Res
 
 
 def webhook_json(row: Webhook) -> dict[str, Any]:
-    """A webhook as clients see it."""
+    """Return a webhook as clients see it."""
     path = f"{BASE}/webhooks/{row.id}"
     return {
         "id": row.id,
@@ -169,7 +170,7 @@ def webhook_json(row: Webhook) -> dict[str, Any]:
 
 
 def delivery_json(row: Delivery) -> dict[str, Any]:
-    """A message to a webhook as clients see it."""
+    """Return a delivery as clients see it."""
     return {
         "id": row.id,
         "object": "delivery",

@@ -1,1 +1,1 @@
-"""What answers look like: for the OpenAPI document, and checked in the tests."""
+"""Schemas of responses, for the OpenAPI document. The tests check responses against them."""

@@ -1,4 +1,4 @@
-"""The answers of the API as schemas: for the OpenAPI document, and checked in the tests."""
+"""Response schemas, for the OpenAPI document. The tests check responses against them."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,17 +9,17 @@ from models.state import State
 
 Waited = Annotated[
     str | None,
-    Header(alias="Prefer", description="`wait=N`: hold the answer for up to N (≤ 60) seconds."),
+    Header(alias="Prefer", description="`wait=N`: hold the response for up to N (≤ 60) seconds."),
 ]
 Digest = Annotated[
     str | None,
-    Query(pattern=r"^[0-9a-f]{64}$", description="Of the file, in hexadecimal."),
+    Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file, in hexadecimal."),
 ]
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 class Document(BaseModel):
-    """An answer; every field is always there."""
+    """A response. Every field is always present."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -30,14 +30,14 @@ class ListDocument(Document):
     object: Literal["list"]
     has_more: bool
     next: str | None
-    """The cursor for `?after=`; null at the end."""
+    """The cursor for `?after=`. Null on the last page."""
 
 
 class FieldProblem(Document):
-    """What is wrong with one field."""
+    """A problem with one field."""
 
     pointer: str
-    """JSON Pointer into the body; `/query/…` and `/header/…` for parameters."""
+    """JSON Pointer into the body. Parameters are `/query/…` and `/header/…`."""
     detail: str
     code: str
 
@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 
 class JobDevice(Document):
-    """A device that a job has."""
+    """A device that is assigned to a job."""
 
     worker: str
     kind: str
@@ -68,7 +68,7 @@ class JobDevice(Document):
 
 
 class JobWarning(Document):
-    """Something that may not be meant; the job runs."""
+    """Something that may be a mistake. The job runs anyway."""
 
     pointer: str
     detail: str
@@ -76,14 +76,14 @@ class JobWarning(Document):
 
 
 class Overhead(Document):
-    """What watching costs a job."""
+    """The cost of watching a job."""
 
     fraction: Number | None
-    """Of a step's own time, at the intervals in force."""
+    """Fraction of the step time without watching, at the current intervals."""
     budget: float | None
-    """The largest `max_overhead` of its probes; null where none has one."""
+    """The largest `max_overhead` of the job's probes. Null: none of them has one."""
     unbudgeted: Number | None = None
-    """The part of `fraction` due to probes without a budget (`max_overhead: null`, or `at`)."""
+    """The part of `fraction` that probes without a budget cause (`max_overhead: null`, or `at`)."""
 
 
 class Job(Document):
@@ -97,37 +97,37 @@ class Job(Document):
     state_reason: str | None
     created_at: str
     created_by: str | None
-    """The name of the API key that submitted it, also when that key is no more; null: not known."""
+    """Name of the API key that submitted it, even if the key no longer exists. Null: unknown."""
     queued_at: str
     started_at: str | None
     ended_at: str | None
     not_before: str | None
-    """A queued job that failed through no fault of its own is not tried again before this."""
+    """A queued job that failed through no fault of its own is not retried before this time."""
     paused_at: str | None
-    """Since when it is paused."""
+    """When the current pause began."""
     paused_s: float
-    """How long it was paused before that, all together."""
+    """Total seconds of earlier pauses."""
     attempt: int
-    """0 until a worker has taken it."""
+    """0 until a worker has taken the job."""
     labels: dict[str, str]
     priority: int
     parent: str | None
     devices: list[JobDevice]
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]
-    """The last, lowest and highest value of each metric."""
+    """The last, min and max value of each metric."""
     directions: dict[str, Literal["min", "max"]]
-    """Which value of a metric is its best: the lowest (`min`) or the highest (`max`). Metrics whose
-    names do not tell are missing."""
+    """Whether the best value of a metric is its min or its max. Metrics for which the name does not
+    imply a direction are absent."""
     probe_overhead: Overhead | None
-    """What watching costs; null before it was measured."""
+    """The cost of watching. Null until it is measured."""
     error: dict[str, JsonValue] | None
     last_seq: int
-    """Number of its newest event."""
+    """Sequence number of the newest event."""
     warnings: list[JobWarning]
     links: dict[str, str]
     result: JsonValue | None = None
-    """Of an inference, when it is small."""
+    """The result of an inference job, if it is small."""
 
 
 class JobList(ListDocument):
@@ -153,7 +153,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
     object: Literal["plan"]
     spec: dict[str, JsonValue]
-    """As it would run; can be submitted."""
+    """The resolved spec. You can submit it."""
     layers: list[dict[str, JsonValue]]
     parameters: int
     flops: int | None
@@ -171,14 +171,14 @@ class Column(BaseModel):
     name: str
     dtype: str
     shape: list[int | None]
-    """Of one row; ``null`` first where each row is a list with its own length."""
+    """Shape of one row. ``null`` comes first if rows are lists of different lengths."""
 
 
 class Note(BaseModel):
-    """What the reader assumed about a file; check it after the upload."""
+    """An assumption of the reader about a file. Check it after the upload."""
 
     code: str
-    """``header_guessed``: nothing in a table of texts settles whether its first row is a header."""
+    """``header_guessed``: the columns are all text, so the first row may or may not be a header."""
     detail: str
 
 
@@ -196,11 +196,11 @@ class Dataset(Document):
     columns: list[Column]
     splits: dict[str, int]
     resize: str | None
-    """Of images: the height x width that all of them were brought to, if one was asked for."""
+    """Images: the height x width that all images were resized to, if requested."""
     header: bool | None
-    """Of csv and tsv: whether the first row names the columns, if the upload said so."""
+    """csv and tsv: whether the first row names the columns, if the upload said so."""
     notes: list[Note]
-    """Guesses of the reader that you may want to correct."""
+    """Assumptions of the reader that you may want to correct."""
     created_at: str
     links: dict[str, str]
 
@@ -212,15 +212,15 @@ class DatasetList(ListDocument):
 
 
 class Rows(ListDocument):
-    """Some rows of a dataset."""
+    """Rows of a dataset."""
 
     data: list[dict[str, JsonValue]]
     split: str
     offset: int
     num_rows: int
-    """Of the whole split."""
+    """Number of rows in the whole split."""
     note: str | None
-    """What is left out of long rows."""
+    """What is omitted from long rows."""
 
 
 class DatasetStats(Document):
@@ -239,16 +239,16 @@ class Key(Document):
     owner: str
     scopes: list[str]
     hint: str
-    """Its first characters."""
+    """The first characters of the key."""
     created_at: str
     revoked_at: str | None
 
 
 class NewKey(Key):
-    """An API key, shown this once."""
+    """An API key with its secret, shown only once."""
 
     key: str | None
-    """Null when the answer is given again: a key is never stored."""
+    """Null in a replayed response, because keys are never stored."""
 
 
 class KeyList(ListDocument):
@@ -265,19 +265,19 @@ class Ticket(Document):
 
 
 class Command(Document):
-    """Something asked of a running job."""
+    """A command to a running job."""
 
     id: str
     object: Literal["command"]
     job: str
     body: dict[str, JsonValue]
     by: str
-    """The owner of the key that asked."""
+    """Owner of the key that sent it."""
     state: Literal["pending", "applied", "rejected"]
     step: int | None
-    """The first step for which it holds."""
+    """The first step to which it applies."""
     old: dict[str, JsonValue] | None
-    """The settings that it changed, as they were."""
+    """The previous values of the settings that it changed."""
     new: dict[str, JsonValue] | None
     problem: dict[str, JsonValue] | None
     """Why it was rejected."""
@@ -292,7 +292,7 @@ class CommandList(ListDocument):
 
 
 class QuotaLimits(Document):
-    """The quotas in force; null: no limit."""
+    """The quotas in force. Null: no limit."""
 
     queued_jobs: int
     running_jobs: int | None
@@ -304,7 +304,7 @@ class QuotaLimits(Document):
 
 
 class QuotaUse(Document):
-    """How much is used; streams, and uploads coming in, are those of the process that answers."""
+    """Current use. Streams and uploads in progress are those of the API process that responds."""
 
     queued_jobs: int
     running_jobs: int
@@ -315,18 +315,18 @@ class QuotaUse(Document):
 
 
 class Quotas(Document):
-    """What an owner may use, and uses."""
+    """The limits and the current use of an owner."""
 
     object: Literal["quotas"]
     owner: str
     limits: QuotaLimits
     own: dict[str, int | float]
-    """Those that are set for this owner; the others are the settings'."""
+    """Limits set for this owner. The others come from the settings."""
     used: QuotaUse
 
 
 class Catalog(Document):
-    """One section of the catalogue."""
+    """One section of the catalog."""
 
     object: Literal["catalog"]
     section: str
@@ -343,29 +343,29 @@ class Service(Document):
 
 
 class Webhook(Document):
-    """An address that is told when jobs move."""
+    """An address that is notified when jobs change state."""
 
     id: str
     object: Literal["webhook"]
     owner: str
     url: str
     events: list[str]
-    """Types that it wants; empty: all."""
+    """Types of message that it receives. Empty: all."""
     labels: dict[str, str]
     created_at: str
     failing_since: str | None
-    """The first failure after the last success."""
+    """Time of the first failure since the last success."""
     disabled_at: str | None
-    """It was switched off then; make a new one."""
+    """When it was disabled. Create a new one to receive messages again."""
     disabled_reason: str | None
     links: dict[str, str]
 
 
 class NewWebhook(Webhook):
-    """A webhook with its secret, shown this once."""
+    """A webhook with its secret, shown only once."""
 
     secret: str | None
-    """Null when the answer is given again."""
+    """Null in a replayed response."""
 
 
 class WebhookList(ListDocument):
@@ -378,14 +378,14 @@ class Delivery(Document):
     """A message to a webhook."""
 
     id: str
-    """Also its `webhook-id`."""
+    """Also sent as the header `webhook-id`."""
     object: Literal["delivery"]
     webhook: str
     type: str
     state: Literal["pending", "delivered", "failed"]
     tries: int
     status: int | None
-    """HTTP status of the last answer."""
+    """HTTP status of the last response."""
     problem: str | None
     """Why the last try failed."""
     payload: dict[str, JsonValue]
@@ -400,39 +400,39 @@ class DeliveryList(ListDocument):
 
 
 class Readiness(Document):
-    """Whether the service can work."""
+    """The readiness of the service."""
 
     status: Literal["ok", "degraded", "down"]
     checks: dict[str, str]
-    """By name: `ok`, or what is wrong."""
+    """By name: `ok`, or the problem."""
     warnings: dict[str, str]
-    """What works, but should be mended."""
+    """What works, but should be fixed."""
 
 
 TITLES = {
-    200: "Done.",
-    201: "Made.",
-    202: "Asked for.",
-    204: "Gone.",
-    304: "Not changed.",
+    200: "OK.",
+    201: "Created.",
+    202: "Accepted.",
+    204: "Deleted.",
+    304: "Not modified.",
     400: "The request cannot be read.",
     401: "The key is missing or not valid.",
     403: "The key does not allow this.",
-    404: "There is no such thing, or it is somebody else's.",
-    406: "There is no such format.",
-    408: "The rest of the request did not come in time.",
-    409: "The thing is in a state that does not allow this.",
-    412: "The thing has changed meanwhile.",
+    404: "Not found, or owned by someone else.",
+    406: "The requested format is not available.",
+    408: "The rest of the request did not arrive in time.",
+    409: "The state of the resource does not allow this.",
+    412: "The resource has changed since you read it.",
     413: "The body is too large.",
     415: "The body has the wrong media type.",
-    422: "The request can be read but not be done.",
+    422: "The request is well-formed, but not valid.",
     429: "A quota is used up, or too many requests; `Retry-After` says when to ask again.",
-    503: "Not now; try again.",
+    503: "Temporarily unavailable. Try again.",
 }
 
 
 def answers(status: int, model: type[BaseModel] | None, *others: int) -> dict[int | str, Any]:
-    """The ``responses`` of a route: its own, then problem documents."""
+    """Return the ``responses`` of a route: its own response, then problem documents."""
     own: dict[str, Any] = {"description": TITLES[status]}
     if model is not None:
         own["model"] = model

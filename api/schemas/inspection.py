@@ -1,4 +1,4 @@
-"""What the routes of the window answer, as schemas: for OpenAPI, and checked in the tests."""
+"""Response schemas of the routes that inspect jobs, checked by the tests."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from api.schemas.documents import Document, ListDocument, Number, answers
 
 
 class LoggedEvent(BaseModel):
-    """An event of a job; its type says what else it has."""
+    """An event of a job. Its type determines its other fields."""
 
     model_config = ConfigDict(extra="allow")
     job: str
@@ -25,7 +25,7 @@ class EventList(ListDocument):
 
 
 class Metric(Document):
-    """One metric at a glance."""
+    """Summary of one metric."""
 
     name: str
     last: Number
@@ -43,17 +43,17 @@ class MetricList(ListDocument):
 
 
 class Columns(Document):
-    """Metrics over steps; null where one has no value."""
+    """Metrics over steps; null where a metric has no value."""
 
     step: list[int]
     values: dict[str, list[Number | None]]
     epoch: list[int]
     attempt: list[int] = Field(default=[])
-    """Only with ``?attempt=``: whose row it is."""
+    """Only with ``?attempt=``: the attempt of each row."""
     has_more: bool
-    """Whether there are later steps: without ``max_points`` an answer is a page."""
+    """Whether there are later steps. Without ``max_points``, a response is one page."""
     next: int | None
-    """The ``from_step`` of the next page; null where this is the last."""
+    """The ``from_step`` of the next page. Null on the last page."""
 
 
 class Figures(Document):
@@ -79,7 +79,7 @@ class Layer(Document):
     type: str
     inputs: list[str]
     output_shape: list[int] | dict[str, list[int]]
-    """Without the batch axis; of a layer with several outputs, by leaf."""
+    """Without the batch axis. For a layer with several outputs: by leaf."""
     output_shapes: dict[str, list[int]]
     parameters: int
     trainable: bool
@@ -87,19 +87,19 @@ class Layer(Document):
     parameter_shapes: dict[str, list[int]]
     flops: int
     shared_with: str | None
-    """The layer whose module this is once more, and whose the parameters are."""
+    """The layer whose module and parameters this one shares."""
     input_names: list[str]
-    """Under which what goes into it is watched."""
+    """Names under which its inputs can be watched."""
     inner_inputs: list[str]
-    """Modules inside it, by the names under which what goes into them is watched."""
+    """Names of its submodules whose inputs can be watched."""
     inner_outputs: list[str]
-    """The same of what comes out of them."""
+    """Names of its submodules whose outputs can be watched."""
     state_names: list[str]
-    """What the optimizer keeps of each of its parameters: ``exp_avg`` …."""
+    """Optimizer state of each of its parameters, such as ``exp_avg``."""
     stats: dict[str, Figures]
-    """Of its output and that one's gradient, by kind."""
+    """Statistics of its output and the output's gradient, by kind."""
     tensors: dict[str, dict[str, Figures]]
-    """Of everything else of it that is watched, by name and kind."""
+    """Statistics of its other watched tensors, by name and kind."""
 
 
 class LayerList(ListDocument):
@@ -109,7 +109,7 @@ class LayerList(ListDocument):
 
 
 class StatsSeries(Document):
-    """Figures of one tensor over steps; null where one has no value at a step."""
+    """Statistics of one tensor over steps; null where there is no value at a step."""
 
     layer: str
     kind: str
@@ -126,13 +126,13 @@ class HistogramSeries(Document):
     phase: str
     step: list[int]
     edges: list[float]
-    """One more than bars, ascending. Bars are not equally wide."""
+    """Ascending; one more than there are bins. Bins differ in width."""
     counts: list[list[int]]
-    """For each step, the values in each bar; what is not finite is in none."""
+    """Counts per step and bin. NaN and Inf are in no bin."""
 
 
 class StatsList(ListDocument):
-    """Series of statistics, by layer; of histograms with `stat=histogram`."""
+    """Series of statistics, by layer. With `stat=histogram`: histograms."""
 
     data: list[StatsSeries] | list[HistogramSeries]
 
@@ -149,48 +149,48 @@ class _Captured(Document):
     dtype: str
     size_bytes: int
     form: Literal["full", "slice", "sample"]
-    """What was kept of the tensor."""
+    """Which form of the tensor was stored."""
     captured_from: list[int]
-    """The shape of the whole tensor."""
+    """Shape of the whole tensor."""
     href: str
 
 
 class Capture(_Captured):
-    """A tensor that was kept."""
+    """A captured tensor."""
 
     object: Literal["capture"]
     slice: str | None
-    """Which part was kept, as the probe asked for it."""
+    """The stored slice, as the probe requested it."""
 
 
 class CaptureList(ListDocument):
-    """Captures, in the order in which they were made."""
+    """Captures, oldest first."""
 
     data: list[Capture]
 
 
 class Histogram(Document):
-    """How many values lie between neighbouring edges; what is not finite is in no bar."""
+    """Number of values between adjacent edges. NaN and Inf are in no bin."""
 
     edges: list[float]
     counts: list[int]
 
 
 class Tensor(_Captured):
-    """A tensor, summed up."""
+    """Summary of a tensor."""
 
     object: Literal["tensor"]
     slice: str | None
     captured_slice: str | None
-    """Which part was kept, as the probe asked for it."""
+    """The stored slice, as the probe requested it."""
     captured_shape: list[int]
-    """Of what was kept; ``shape`` is that of the slice."""
+    """Shape of what was stored. ``shape`` is that of the slice."""
     stats: dict[str, Number | None]
     values: Any
-    """Nested lists; of more than 1,000 values the first, as one list."""
+    """Nested lists. If there are more than 1,000 values: the first ones, as one list."""
     truncated: bool
     histogram: Histogram | None
-    """When it is asked for."""
+    """Only if requested."""
 
 
 class AttachedProbe(Document):
@@ -200,8 +200,8 @@ class AttachedProbe(Document):
     object: Literal["probe"]
     job: str
     state: Literal["pending", "active", "removed", "rejected", "failed"]
-    """`pending`: its last change holds from the next step boundary on. `failed`: looking failed
-    three times, and the job looks no more."""
+    """`pending`: the last change applies from the next step boundary. `failed`: it raised three
+    errors, and the job no longer runs it."""
     layers: list[str]
     kinds: list[str]
     every: int | None
@@ -217,18 +217,18 @@ class AttachedProbe(Document):
     max_bytes: int | None
     lossless: bool
     matched: list[str]
-    """Layers, leaves and parameters that it looks at."""
+    """Layers, leaves and parameters that it watches."""
     bytes_per_step: int
-    """Of the tensors that it looks at, on a step on which it is due; where it keeps some, of what
-    it keeps."""
+    """Size of the tensors that it watches on a due step. If it stores tensors: size of what it
+    stores."""
     estimated_cost_s: float | None
-    """Seconds that a due step may take, before any was measured."""
+    """Estimated seconds per due step, before measurement."""
     cost_s: float | None
-    """Seconds that a due step takes, as the job has measured it; null before."""
+    """Measured seconds per due step. Null until it is measured."""
     every_now: int | None
-    """The interval in force: wider than `every` where watching took more than `max_overhead`."""
+    """The current interval. It is wider than `every` if watching exceeded `max_overhead`."""
     applied_step: int | None
-    """The first step for which its last change held; null until then."""
+    """The first step to which its last change applied. Null until then."""
     position: int
     problem: dict[str, Any] | None
     """Why it was rejected, or failed."""
@@ -237,15 +237,15 @@ class AttachedProbe(Document):
 
 
 class EstimatedProbe(Document):
-    """What a probe would look at, and may cost; nothing was attached."""
+    """What a probe would match, and its estimated cost. Nothing was added."""
 
     object: Literal["probe_estimate"]
     matched: list[str]
-    """Layers, leaves and parameters that it would look at."""
+    """Layers, leaves and parameters that it would watch."""
     bytes_per_step: int
-    """Of the tensors that it would look at, or would keep, on a step on which it is due."""
+    """Size of the tensors that it would watch, or store, on a due step."""
     estimated_cost_s: float
-    """Seconds that a due step may take."""
+    """Estimated seconds per due step."""
 
 
 class AttachedProbeList(ListDocument):
@@ -255,25 +255,26 @@ class AttachedProbeList(ListDocument):
 
 
 class Checkpoint(Document):
-    """A saved state of training."""
+    """A saved training state."""
 
     id: str
     object: Literal["checkpoint"]
     name: str | None
-    """Of one that was sent."""
+    """Only for uploaded checkpoints."""
     job: str | None
-    """None: a client has sent it."""
+    """Null for uploaded checkpoints."""
     attempt: int | None
     step: int
-    """How many updates it has had."""
+    """Number of updates so far."""
     epoch: int
     final: bool
     best: bool
-    """Whether it is the best of its job's that are there, by `checkpoint.keep_best`."""
+    """Whether it is the best of the job's existing checkpoints, according to
+    `checkpoint.keep_best`."""
     reason: str | None
-    """Why it is the best: `lowest validation/loss`. None: it is not."""
+    """Why it is the best, such as `lowest validation/loss`. Null if it is not."""
     state: Literal["complete", "damaged"]
-    """Nothing resumes from a damaged one."""
+    """No job resumes from a damaged one."""
     size_bytes: int
     files: dict[str, dict[str, Any]]
     metrics: dict[str, Any]
@@ -282,23 +283,23 @@ class Checkpoint(Document):
 
 
 class CheckpointNetwork(Document):
-    """What a checkpoint's weights are the weights of."""
+    """The network that a checkpoint's weights belong to."""
 
     object: Literal["checkpoint_network"]
     network: dict[str, Any]
     """The graph, with all sizes."""
     fields: dict[str, Any]
-    """What it reads, as in the data of a job."""
+    """The fields that it reads, as in the data of a job."""
 
 
 class CheckpointList(ListDocument):
-    """Checkpoints: of a job by step, of all newest first."""
+    """Checkpoints: of a job by step; of all jobs newest first."""
 
     data: list[Checkpoint]
 
 
 class Artifact(Document):
-    """A file that a job made."""
+    """A file that a job created."""
 
     object: Literal["artifact"]
     job: str
@@ -329,7 +330,7 @@ class Printed(Document):
 
 
 class PrintedList(ListDocument):
-    """What processes printed, in order."""
+    """Output of processes, in order."""
 
     data: list[Printed]
 
@@ -350,7 +351,7 @@ class Device(Document):
     reason: str | None
     state: Literal["free", "busy", "unavailable"]
     job: str | None
-    """The job that has it, when that is the caller's."""
+    """The job that uses it, if the caller may see that job."""
 
 
 class DeviceList(ListDocument):
@@ -360,7 +361,7 @@ class DeviceList(ListDocument):
 
 
 class Worker(Document):
-    """A machine that runs jobs."""
+    """A worker process that runs jobs."""
 
     id: str
     object: Literal["worker"]
@@ -370,7 +371,7 @@ class Worker(Document):
     started_at: str
     last_seen_at: str | None
     stopped_at: str | None
-    """When it was stopped gracefully; null: it was not."""
+    """When it was stopped gracefully. Null: it was not."""
     draining: bool
     info: dict[str, Any]
 
@@ -382,11 +383,11 @@ class WorkerList(ListDocument):
 
 
 class QueuedJob(Document):
-    """A job that waits."""
+    """A queued job."""
 
     object: Literal["queued_job"]
     position: int
-    """How many jobs, of anybody, are before it."""
+    """Number of jobs ahead of it, of all owners."""
     job: str
     name: str | None
     priority: int
@@ -396,17 +397,17 @@ class QueuedJob(Document):
 
 
 class QueuedJobList(ListDocument):
-    """Jobs that wait, the next to start first."""
+    """Queued jobs, the next to start first."""
 
     data: list[QueuedJob]
 
 
 READ = (304, 400, 401, 404, 422)
-"""What may go wrong when something of a job is read."""
+"""Error statuses of routes that read data of a job."""
 
 
 def binary(*media: str, model: type[BaseModel] | None = None, others: tuple[int, ...]) -> Any:
-    """The ``responses`` of a route that gives bytes, and perhaps a document too."""
+    """Return the ``responses`` of a route that returns bytes and optionally JSON."""
     found = answers(200, model, *others)
     schema = {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
     found[200]["content"] = dict.fromkeys(media, schema)

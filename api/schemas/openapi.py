@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the app. ``python -m api.openapi`` prints it."""
+"""Build the OpenAPI 3.1 document of the app. ``python -m api.openapi`` prints it."""
 
 import json
 import re
@@ -12,31 +12,31 @@ from api.http.bodies import BODIES
 from api.schemas.documents import Problem, answers
 
 _TAGS = {
-    "service": "The service itself, its catalogue and its health.",
+    "service": "The service itself, its catalog and its health.",
     "keys": "API keys and browser sessions.",
-    "datasets": "Uploading data and looking into it.",
-    "jobs": "Planning, submitting and steering jobs.",
-    "events": "What happens in a job: polled, and streamed.",
-    "inside": "What a job shows of its inside: metrics, layers, statistics, tensors, logs.",
-    "checkpoints": "Saved networks.",
-    "webhooks": "Being told when jobs move.",
-    "quotas": "What an owner may use.",
+    "datasets": "Upload and inspect data.",
+    "jobs": "Plan, submit and control jobs.",
+    "events": "The event log of a job, as a list and as a stream.",
+    "inside": "Inspect a job: metrics, layers, statistics, tensors, logs.",
+    "checkpoints": "Saved and uploaded weights.",
+    "webhooks": "Notifications when jobs change state.",
+    "quotas": "Limits and current use of an owner.",
     "machines": "Workers, devices and the queue.",
 }
 _DESCRIPTION = (
-    "A training service that you can see into. Errors are RFC 9457 problem documents; "
-    "non-finite numbers are the strings `NaN`, `Infinity` and `-Infinity` everywhere."
+    "A self-hosted training service with full visibility. Errors are RFC 9457 problem documents; "
+    "NaN and Inf are the strings `NaN`, `Infinity` and `-Infinity` everywhere."
 )
 _REF = "#/components/schemas/{model}"
 
 
 def operation_name(route_name: str) -> str:
-    """``list_jobs`` → ``listJobs``."""
+    """Convert ``list_jobs`` to ``listJobs``."""
     return re.sub(r"_([a-z0-9])", lambda match: match.group(1).upper(), route_name)
 
 
 def install(app: FastAPI) -> None:
-    """Make the app give this document."""
+    """Make the app serve this document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -47,11 +47,11 @@ def install(app: FastAPI) -> None:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document of all routes."""
+    """Return the document of all routes."""
     made = get_openapi(
         title="Glasshouse",
         version=app.version,
-        summary="A self-hosted training service that you can see into",
+        summary="A self-hosted training service that lets you inspect networks while they train",
         description=_DESCRIPTION,
         routes=app.routes,
         servers=[{"url": "/", "description": "This service"}],
@@ -86,7 +86,10 @@ def _operations(made: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _add_bodies(schemas: dict[str, Any]) -> None:
-    """Add what requests are made of; a spec's ``Layer`` is ``LayerSpec``: answers have one, too."""
+    """Add the schemas of request bodies.
+
+    A spec's ``Layer`` becomes ``LayerSpec``, because responses have a ``Layer`` too.
+    """
     wanted = sorted({*BODIES, Problem}, key=lambda model: model.__name__)
     _, made = models_json_schema([(model, "validation") for model in wanted], ref_template=_REF)
     text = json.dumps(made["$defs"])

@@ -1,4 +1,4 @@
-"""Rows as the JSON that clients read. The only place that knows the public shape of a job."""
+"""Convert database rows to public JSON. Only this module knows the public shape of a job."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,7 @@ _LINKS = (
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """A job, as ``GET /jobs/{id}`` and the stream's ``hello`` give it."""
+    """Return a job, as in ``GET /jobs/{id}`` and in the stream's ``hello``."""
     path = f"{BASE}/jobs/{job.id}"
     shown: dict[str, Any] = {
         "id": job.id,
@@ -62,14 +62,14 @@ def job_json(job: Job) -> dict[str, Any]:
 
 
 def not_before(job: Job) -> str | None:
-    """When a job that failed through no fault of its own is tried again."""
+    """Return when a queued job that failed through no fault of its own is retried."""
     if job.not_before_ms is None or job.state != "queued":
         return None
     return time_text(datetime.fromtimestamp(job.not_before_ms / 1000, UTC))
 
 
 def dataset_json(dataset: Dataset) -> dict[str, Any]:
-    """A dataset."""
+    """Return a dataset."""
     path = f"{BASE}/datasets/{dataset.id}"
     return {
         "id": dataset.id,
@@ -91,7 +91,7 @@ def dataset_json(dataset: Dataset) -> dict[str, Any]:
 
 
 def key_json(key: Key, secret: str | None = None) -> dict[str, Any]:
-    """An API key; with its secret only in the answer that made it."""
+    """Return an API key; with its secret only in the response that created it."""
     shown: dict[str, Any] = {
         "id": key.id,
         "object": "key",
@@ -106,7 +106,7 @@ def key_json(key: Key, secret: str | None = None) -> dict[str, Any]:
 
 
 def command_json(command: Command) -> dict[str, Any]:
-    """Something asked of a running job."""
+    """Return a command to a running job."""
     return {
         "id": command.id,
         "object": "command",
@@ -124,14 +124,14 @@ def command_json(command: Command) -> dict[str, Any]:
 
 
 def probe_json(row: Probe) -> dict[str, Any]:
-    """A probe of a job, with what it matched and since when it holds."""
+    """Return a probe of a job, with what it matches and the step from which it applies."""
     path = f"{BASE}/jobs/{row.job}/probes/{row.id}"
     return {
         "id": row.id,
         "object": "probe",
         "job": row.job,
         "state": row.state,
-        "point": "raw",  # of probes that were stored before there were points
+        "point": "raw",  # default for probes stored before `point` existed
         **row.body,
         "matched": row.matched,
         "bytes_per_step": row.bytes_per_step,

@@ -1,8 +1,8 @@
-"""Server-sent events: a client's view of the logs of one or many jobs, pulled at its own speed.
+"""Server-sent events of one or more jobs, read at each client's own speed.
 
-The response is our own ASGI callable: one loop reads, sends and pings, so nothing is queued for
-a client and nothing else writes to its connection. It ends when its jobs have ended, when the
-client goes or stops reading, when its key is revoked, and when the process drains.
+The response is a custom ASGI callable. One loop reads, sends and pings, so nothing is queued for a
+client and nothing else writes to its connection. It ends when its jobs have ended, when the client
+disconnects or stops reading, when its key is revoked, and when the process shuts down.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from models.database import Database
 from models.settings import Settings
 
 LAST_SEND_S = 1.0
-"""When the process ends, a client has this long to take its last lines."""
+"""At shutdown, a client has this long to receive its last lines."""
 _log = structlog.get_logger(__name__)
 
 HEADERS = {
@@ -40,7 +40,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """Where one job's log stands, and where the client wants to go on from."""
+    """The state of one job's log, and where the client resumes."""
 
     job: str
     seq: int
@@ -48,11 +48,11 @@ class StreamStart:
     last_seq: int
     ended: bool
     hello: str
-    """The data of the first event: JSON text."""
+    """The data of the first event, as JSON text."""
 
     @property
     def is_over(self) -> bool:
-        """The client has everything that there will ever be."""
+        """Return whether the client has all events and no more will come."""
         return self.ended and self.seq >= self.last_seq
 
 
@@ -61,13 +61,13 @@ class _Position:
     job: str
     seq: int
     tail: Tail | None
-    """None for a job that had ended already: its log is only read."""
+    """None for a job that had already ended: its log is only read."""
     done: bool = False
 
 
 @dataclass(slots=True)
 class Feed:
-    """What one client is sent after the hello, as far as it is there."""
+    """The data for one client after the hello."""
 
     tails: Tails
     wanted: EventFilter
@@ -77,11 +77,11 @@ class Feed:
 
     @property
     def done(self) -> bool:
-        """Whether the end of every job was given out."""
+        """Return whether the end of every job was sent."""
         return all(position.done for position in self.positions)
 
     async def read(self) -> bytes:
-        """Everything that can be sent now, up to about the size of a chunk."""
+        """Return everything that can be sent now, up to about the size of a chunk."""
         parts: list[bytes] = []
         size = 0
         for position in self.positions:
@@ -136,14 +136,14 @@ class Streams:
         self.tails = Tails(database, wakeups)
         self.draining = False
         self.num_open: Counter[str] = Counter()
-        """How many streams each key has open."""
+        """Number of open streams of each key."""
         self.num_of_owner: Counter[str] = Counter()
         self._database = database
         self._open: set[StreamResponse] = set()
         self._good_until: dict[str, float] = {}
 
     def drain(self) -> None:
-        """End every stream, with advice when to come back. Called in the event loop."""
+        """End every stream with a retry delay. Call it in the event loop."""
         self.draining = True
         for stream in self._open:
             stream.hurry()
@@ -156,11 +156,12 @@ class Streams:
         *,
         many: bool,
     ) -> Response:
-        """The answer to a request for a stream.
+        """Return the response to a request for a stream.
 
         Raises:
-            TooManyRequests: the key, its owner, or everybody together, has too many open.
-            Unavailable: the process is about to end.
+            TooManyRequests: The key or the process has too many open streams.
+            QuotaExceeded: The owner has too many open streams.
+            Unavailable: The process is shutting down.
         """
         if self.draining:
             raise Unavailable("The service is shutting down.", retry_after_s=2)
@@ -177,23 +178,23 @@ class Streams:
         return StreamResponse(self, caller, starts, wanted, many=many)
 
     async def is_good(self, caller: Caller) -> bool:
-        """Whether a key is still good; asked of the database now and then only."""
+        """Return whether a key is still valid. Queries the database only now and then."""
         now = time.monotonic()
         if self._good_until.get(caller.secret_sha256, 0.0) > now:
             return True
-        # before it is asked: the other streams of the key need not ask at the same time
+        # set before the query, so that other streams of the key do not query at the same time
         self._good_until[caller.secret_sha256] = now + self.settings.stream_key_check_s
         try:
             good = await self.tails.in_thread(partial(self._is_good, caller.secret_sha256))
         except DatabaseUnavailable:
-            return True  # nothing can be read either; asked again soon
+            return True  # nothing can be read either; checked again soon
         if not good:
             self._good_until.pop(caller.secret_sha256, None)
         return good
 
     @contextmanager
     def counted(self, stream: "StreamResponse") -> Generator[None]:
-        """Count a stream as open while the block lasts."""
+        """Count a stream as open during the block."""
         key, owner = stream.caller.key, stream.caller.owner
         self._open.add(stream)
         self.num_open[key] += 1
@@ -239,7 +240,7 @@ class StreamResponse(Response):
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until it is over, the client is gone, or it takes nothing any more."""
+        """Send until all jobs have ended, or the client disconnects or stops reading."""
         with self._streams.counted(self), ExitStack() as stack:
             for start in self._starts:
                 tail = None
@@ -260,7 +261,7 @@ class StreamResponse(Response):
                 listener.cancel()
 
     def hurry(self) -> None:
-        """The process is about to end: a client that does not read is not waited for."""
+        """Shorten the send timeout, because the process is about to end."""
         self._watch.ring()
         if self._sending is not None:
             self._sending.reschedule(asyncio.get_running_loop().time() + LAST_SEND_S)

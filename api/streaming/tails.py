@@ -1,9 +1,9 @@
-"""The newest events of the jobs that are being watched, encoded once for all who watch.
+"""The newest events of watched jobs, encoded once for all watchers.
 
-One tail per job and process reads the log from its cursor while anybody watches, and keeps a
-bounded ring of chunks. A watcher pulls: there is no queue per client, so one that does not read
-costs the chunk it was last given. A watcher behind the ring reads the log itself until it has
-caught up. No transaction outlives its read.
+One tail per job and process reads the log from its cursor while there are watchers, and keeps a
+bounded ring of chunks. Watchers pull, so there is no queue per client, and a client that does not
+read holds only its last chunk. A watcher behind the ring reads the log itself until it has caught
+up. No transaction outlives its read.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from models.observations.events import EventPage, LoggedEvent
 from models.observations.lineage import Asked
 
 COALESCE_S = 0.025
-"""The least time between two reads of one tail: an event waits at most this much longer."""
+"""Minimum interval between two reads of one tail; the additional delay of an event."""
 CHUNK_BYTES = 256 * 1024
-"""A chunk holds no more than this, and its last event."""
+"""A chunk has at most this size, plus its last event."""
 RING_BYTES = 4 * 1024 * 1024
 RING_CHUNKS = 256
 PAGE = 200
 ALWAYS = ("end", "gap")
-"""Types of event that every reader gets: what comes no more, and what is there no more."""
+"""Types of event that every reader gets: the end of the log, and gaps."""
 READERS = 4
-"""Threads that read logs: fewer than the database's connections, so that the rest stays quick."""
+"""Threads that read logs: fewer than the database's connections, so that others stay fast."""
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
 class EventFilter(NamedTuple):
-    """What of a log a client is sent."""
+    """Which events of a log a client gets."""
 
     types: frozenset[str] | None = None
-    """None: of every type."""
+    """None: all types."""
     attempt: Asked = None
 
 
@@ -53,7 +53,7 @@ WHOLE = EventFilter()
 
 
 class Encoded(NamedTuple):
-    """An event as the stream sends it."""
+    """An event in the stream's format."""
 
     seq: int
     type: str
@@ -69,11 +69,11 @@ def encode(event: LoggedEvent) -> Encoded:
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive events of one job; immutable once made, shared by all watchers."""
+    """Consecutive events of one job. Immutable, shared by all watchers."""
 
     after: int
     seq: int
-    """It stands for everything in the log in (after, seq]."""
+    """It covers everything in the log in (after, seq]."""
     events: tuple[Encoded, ...]
     size_bytes: int
     _joined: dict[frozenset[str] | None, bytes] = field(
@@ -88,22 +88,22 @@ class Chunk:
 
     @property
     def ends(self) -> bool:
-        """Whether the job's last event is in it."""
+        """Return whether the job's last event is in it."""
         return bool(self.events) and self.events[-1].type == "end"
 
     @property
     def rewinds(self) -> bool:
-        """Whether an attempt begins in it: what came before may have given way."""
+        """Return whether an attempt starts in it, which may hide earlier events."""
         return any(event.type == "attempt" for event in self.events)
 
     def since(self, seq: int, types: frozenset[str] | None) -> Iterable[Encoded]:
-        """Its events after a number and of the types; the end and a gap always."""
+        """Yield events after a number and of the types, plus the end and gaps."""
         for event in self.events:
             if event.seq > seq and (types is None or event.type in types or event.type in ALWAYS):
                 yield event
 
     def lines(self, seq: int, types: frozenset[str] | None) -> bytes:
-        """The same as the bytes of a stream of this one job; whole chunks are joined once."""
+        """Return the same as bytes of a stream of one job. Whole chunks are joined once."""
         if seq > self.after:
             return _lines(self.since(seq, types))
         found = self._joined.get(types)
@@ -122,22 +122,22 @@ class Tail:
     def __init__(self, job: str, seq: int, attempt: Asked = None) -> None:
         self.job = job
         self.attempt: Asked = attempt
-        """Whose events it holds."""
+        """Which attempt's events it holds."""
         self.seq = seq
         """Everything up to here was read."""
         self.first = seq
         """The ring holds everything after this."""
         self.closed = False
-        """Nothing will come any more: the job has ended, or is gone."""
+        """Nothing more will come: the job has ended, or is gone."""
         self.watchers: set[Subscription] = set()
         self._ring: deque[Chunk] = deque()
         self._ring_bytes = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Put a chunk at the end; wake who watches.
+        """Append a chunk and wake the watchers.
 
-        Once another attempt has begun, who comes later reads what was before from the log, which
-        no longer shows what gave way.
+        When another attempt starts, the ring is cleared: later watchers read earlier events from
+        the log, which hides the replaced ones.
         """
         if chunk.rewinds and self.attempt is None:
             self._ring.clear()
@@ -155,16 +155,16 @@ class Tail:
         self.ring()
 
     def ring(self) -> None:
-        """Wake who watches."""
+        """Wake the watchers."""
         for watch in self.watchers:
             watch.ring()
 
     def covers(self, seq: int) -> bool:
-        """Whether the ring, and what comes, goes on from this number without a gap."""
+        """Return whether the ring continues from this number without a gap."""
         return seq >= self.first
 
     def since(self, seq: int) -> list[Chunk]:
-        """Chunks with news after a number: as many as one send may carry."""
+        """Return chunks with events after a number, as many as fit into one send."""
         found: list[Chunk] = []
         size = 0
         for chunk in reversed(self._ring):
@@ -180,7 +180,7 @@ class Tail:
 
 
 class Tails:
-    """The tails of this process, each alive while somebody watches its job."""
+    """The tails of this process. Each exists while its job is watched."""
 
     def __init__(self, database: Database, wakeups: Wakeups) -> None:
         self._database = database
@@ -189,14 +189,14 @@ class Tails:
         self._readers = anyio.CapacityLimiter(READERS)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run something that blocks, in one of the few threads that streams may use."""
+        """Run a blocking function in one of the few threads for streams."""
         return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
     async def read(self, job: str, seq: int, wanted: EventFilter = WHOLE) -> Chunk:
-        """Read a chunk of a log from the database; of some types only, and the end.
+        """Read a chunk of a log from the database: the wanted types, and the end.
 
         Raises:
-            JobNotFound: the job is gone.
+            JobNotFound: The job is gone.
         """
         return await self.in_thread(partial(self._read, job, seq, wanted))
 
@@ -204,7 +204,7 @@ class Tails:
     def join(
         self, job: str, seq: int, watch: Subscription, attempt: Asked = None
     ) -> Generator[Tail]:
-        """Watch a job while the block lasts. A new tail begins after ``seq``."""
+        """Watch a job during the block. A new tail begins after ``seq``."""
         key = (job, attempt)
         if key not in self._tails:
             tail = Tail(job, seq, attempt)
@@ -229,7 +229,7 @@ class Tails:
                     await self._grow(tail, watch)
         except JobNotFound:
             _log.info("tail_of_deleted_job", job=tail.job)
-        finally:  # however it ends, nobody may go on waiting for it
+        finally:  # whatever the reason, no watcher may keep waiting
             tail.closed = True
             tail.ring()
 

@@ -1,4 +1,4 @@
-"""Holding an answer until something changes: ``Prefer: wait=N``. No thread and no session waits."""
+"""Long polling with ``Prefer: wait=N``. No thread and no session is held while waiting."""
 
 import asyncio
 import re
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def wait_asked(request: Request) -> int | None:
-    """The seconds of ``Prefer: wait=N``, at most 60; None without it.
+    """Return the seconds of ``Prefer: wait=N``, at most 60; None without it.
 
     Raises:
-        InvalidHeader: the number cannot be read.
+        InvalidHeader: It is not a whole number.
     """
     for preference in request.headers.get("prefer", "").split(","):
         name, _, value = preference.strip().partition("=")
@@ -40,7 +40,7 @@ async def wait_for(
     look: Callable[[], T | None],
     wait_s: float,
 ) -> T | None:
-    """Look (in a thread, with its own short read) until there is something, or time is up."""
+    """Call ``look`` in a thread, with its own short read, until it returns a value or times out."""
     end = time.monotonic() + wait_s
     with wakeups.watch(job) as watch:
         while True:
@@ -52,5 +52,5 @@ async def wait_for(
 
 
 def applied(wait_s: int | None) -> dict[str, str]:
-    """The header that says that the wait was honoured."""
+    """Return the header that confirms the wait."""
     return {} if wait_s is None else {"Preference-Applied": f"wait={wait_s}"}

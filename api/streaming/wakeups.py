@@ -1,8 +1,8 @@
-"""Who waits for news of a job is woken when there may be some.
+"""Wake waiters when a job may have changed.
 
-One subscriber per process listens on the channel that every writer rings after its commit. A
-ring is only a hint: each may be lost, and one costs latency, never an event. So no wait is
-longer than ``poll_s``, and whoever wakes reads the database again.
+One subscriber per process listens on the channel to which every writer publishes after its commit.
+A notification is only a hint: each may be lost, which costs latency, never an event. So no wait is
+longer than ``poll_s``, and after a wake-up waiters read the database again.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Subscription:
-    """A look-out for news of some jobs. News that comes between two waits is not missed."""
+    """A subscription to changes of jobs. Changes between two waits are not missed."""
 
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
@@ -34,15 +34,16 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """There may be news."""
+        """Note that there may be changes."""
         self._is_rung = True
         self._wake()
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until there may be news; never longer than the poll interval, or ``timeout_s``.
+        """Wait for changes, at most for the poll interval or ``timeout_s``.
 
-        One future and one timer, for it is done for every client and every chunk: ``wait_for``
-        makes a task each time in Python 3.11, which is a quarter of what a crowd of clients costs.
+        It uses one future and one timer, because it runs for every client and every chunk.
+        ``wait_for`` creates a task each time in Python 3.11, which is a quarter of the cost of many
+        clients.
         """
         limit = self._poll_s if timeout_s is None else min(timeout_s, self._poll_s)
         if not self._is_rung:
@@ -62,18 +63,18 @@ class Subscription:
 
 
 class Wakeups:
-    """The watches of this process, and the subscriber that rings them."""
+    """The subscriptions of this process, and the subscriber that wakes them."""
 
     def __init__(self, redis_url: str, *, poll_s: float = POLL_S) -> None:
         self._url = redis_url
         self._poll_s = poll_s
         self._watches: dict[str, set[Subscription]] = {}
         self.connected = False
-        """Whether the subscriber hears the channel now."""
+        """Whether the subscriber is connected to the channel."""
 
     @contextmanager
     def watch(self, *jobs: str) -> Generator[Subscription]:
-        """Look out for news of these jobs while the block lasts. Read after entering it."""
+        """Subscribe to changes of these jobs during the block. Read after entering it."""
         watch = Subscription(self._poll_s)
         for job in jobs:
             self._watches.setdefault(job, set()).add(watch)
@@ -87,18 +88,18 @@ class Wakeups:
                     self._watches.pop(job, None)
 
     def ring(self, job: str) -> None:
-        """Wake who waits for this job in this process."""
+        """Wake waiters for this job in this process."""
         for watch in self._watches.get(job, ()):
             watch.ring()
 
     def ring_all(self) -> None:
-        """Wake everybody: rings may have been missed, or the process ends."""
+        """Wake all waiters: notifications may have been missed, or the process ends."""
         for watches in self._watches.values():
             for watch in watches:
                 watch.ring()
 
     async def run(self) -> None:
-        """Listen until cancelled; reconnects for as long as it takes."""
+        """Listen until cancelled, reconnecting as often as needed."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:

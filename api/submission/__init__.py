@@ -1,1 +1,1 @@
-"""What happens before a job is stored: its data and checkpoint are found, the planner is asked."""
+"""Checks before a job is stored: find its data and checkpoint, and call the planner."""

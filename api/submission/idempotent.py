@@ -1,4 +1,4 @@
-"""Creating once: a request that comes again with its idempotency key gets the first answer."""
+"""Idempotent creation: a request repeated with its idempotency key gets the first response."""
 
 import hashlib
 import re
@@ -24,8 +24,8 @@ async def read_key(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="Any text of at most 255 characters, new for each thing to be made. "
-            "The same request sent again with it gets the first answer again."
+            description="A text of at most 255 characters, unique per resource to create. "
+            "A repeated request with the same key gets the first response."
         ),
     ] = None,
 ) -> str | None:
@@ -46,7 +46,7 @@ OnceKey = Annotated[str | None, Depends(read_key)]
 def token_of(
     caller: Caller, route: str, key: str | None, body: bytes | str
 ) -> IdempotencyUse | None:
-    """The use of the key; ``body`` is the request's body, or its SHA-256 in hexadecimal."""
+    """Return the use of the key. ``body`` is the request's body, or its hexadecimal SHA-256."""
     if key is None:
         return None
     digest = body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
@@ -54,7 +54,7 @@ def token_of(
 
 
 def earlier(database: Database, token: IdempotencyUse | None) -> Answer | None:
-    """The answer that this request already got."""
+    """Return the response that this request already got."""
     if token is None:
         return None
     with database.read() as tx:
@@ -64,9 +64,9 @@ def earlier(database: Database, token: IdempotencyUse | None) -> Answer | None:
 def once(
     database: Database, token: IdempotencyUse | None, make: Callable[[Transaction], Answer]
 ) -> tuple[Answer, bool]:
-    """Make the thing and keep the answer, in one transaction; or give the answer kept before.
+    """Create the resource and store the response in one transaction, or return the stored response.
 
-    The second value says that it was kept before.
+    The second value says whether the response was already stored.
     """
     end = time.monotonic() + _PATIENCE_S
     while True:
@@ -92,7 +92,7 @@ async def once_with_files(
     make: Callable[[Transaction], Answer],
     key: str,
 ) -> tuple[Answer, bool]:
-    """The same for what has files under a key, which go unless a row names them now."""
+    """Do the same for a resource with files. Delete the files unless a row now refers to them."""
     try:
         answer, replayed = await run_in_threadpool(once, app_state.database, token, make)
     except ServiceError:  # before the commit
@@ -104,7 +104,7 @@ async def once_with_files(
 
 
 def sent(answer: Answer, *, replayed: bool = False) -> Response:
-    """The answer as a response."""
+    """Return the stored response as an HTTP response."""
     headers = dict(answer.headers)
     if replayed:
         headers["Idempotency-Replayed"] = "true"

@@ -1,6 +1,6 @@
-"""Whether columns of very different scale reach the network as they are.
+"""Check whether columns of very different scale reach the network unnormalized.
 
-Nothing is read but the figures that were taken when a dataset was stored.
+It reads only the statistics that were computed when a dataset was stored.
 """
 
 import math
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RATIO = 100.0
-"""Columns that differ less are not worth a word."""
+"""Smaller differences are not worth a warning."""
 _PASSED_ON = frozenset({"cat", "concat", "stack", "flatten", "Flatten", "reshape", "Identity"})
-"""Layers behind which values are what they were."""
+"""Layers that pass values through unchanged."""
 _DENSE = ("dense", "dense_sequence")
 
 Figures = Mapping[str, Mapping[str, Any]]
-"""Column → its entry in ``stats.json``, of the split that is trained on."""
+"""Column → its entry in ``stats.json``, for the training split."""
 
 
 class _Size(NamedTuple):
@@ -25,16 +25,16 @@ class _Size(NamedTuple):
 def uneven(
     resolved: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], figures: Figures
 ) -> dict[str, str] | None:
-    """A plan's warning, or None.
+    """Return a plan's warning, or None.
 
-    A column is as large as the root of the mean of its squares, times its field's ``scale``. Those
-    do not count that are 0 and 1 only, that are normalised, by the data or by a batch
-    normalisation, and that no layer reads.
+    The size of a column is its root mean square times its field's ``scale``. Columns are ignored if
+    they contain only 0 and 1, are normalized, by the data or by batch normalization, or are not
+    read by any layer.
 
     Args:
-        resolved: the job's spec with every default filled in.
-        columns: of the dataset that is trained on.
-        figures: of its columns.
+        resolved: The job's spec with every default filled in.
+        columns: The columns of the training dataset.
+        figures: Their statistics.
     """
     data = resolved["data"]
     dtypes = {column["name"]: str(column["dtype"]) for column in columns}
@@ -69,7 +69,7 @@ def _sizes(
         mean, std, scale = known.get("mean"), known.get("std"), field.get("scale")
         is_flag = known.get("min") in (0, 1) and known.get("max") in (0, 1)
         if not isinstance(mean, int | float) or not isinstance(std, int | float) or is_flag:
-            continue  # texts, columns without a value, and figures that are not finite
+            continue  # texts, columns without values, and statistics that are NaN or Inf
         factor = scale if scale is not None else 1 / 255 if dtypes.get(column) == "uint8" else 1.0
         rms = math.hypot(mean, std) * abs(factor)
         if 0 < rms < math.inf:
@@ -77,7 +77,7 @@ def _sizes(
 
 
 def _read_raw(layers: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> set[str]:
-    """The fields that some layer computes with as they are."""
+    """Return the fields that some layer computes with unchanged."""
     behind = {name: {name} for name in fields}
     found: set[str] = set()
     before = next(iter(fields))

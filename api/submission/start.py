@@ -1,4 +1,4 @@
-"""Jobs that start from a checkpoint: whether they can, and how a fork's spec is made. Pure."""
+"""Jobs that start from a checkpoint: what must match, and how to merge a fork's spec. No SQL."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,17 +19,18 @@ _OF_THE_RUN = (
     "/data/bucket_by_length",
     "/data/cache",
 )
-"""What a run cannot go on without: its optimizer's state, generators and position are of these."""
+"""Fields that must match to continue a run: its optimizer state, generators and position depend on
+them."""
 
 
 def what_differs(base: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
-    """Pointers to what a job has other than the run that it would go on with."""
+    """Return pointers to the fields in which a job differs from the run that it would continue."""
     said, mine = _said(base), _said(spec)
     return [pointer for pointer in _OF_THE_RUN if _at(said, pointer) != _at(mine, pointer)]
 
 
 def _said(spec: Any) -> Any:
-    """A spec without what says nothing: a version that did not know a field left it out."""
+    """Return a spec without defaults, because versions that did not know a field omitted it."""
     if not isinstance(spec, Mapping):
         return spec
     kept = {name: _said(value) for name, value in spec.items()}  # pyright: ignore[reportUnknownVariableType]
@@ -40,7 +41,7 @@ def _said(spec: Any) -> Any:
 
 
 def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch (RFC 7396): null removes, objects are merged, all else replaces."""
+    """Apply a JSON merge patch (RFC 7396): null removes, objects are merged, all else replaces."""
     made = dict(base)
     for name, value in patch.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""Checking a job before it is stored: what it reads, what the planner says, where it could run."""
+"""Check a job before it is stored: its inputs, its plan, and where it could run."""
 
 import asyncio
 import math
@@ -35,22 +35,22 @@ from models.tables import Device, Worker
 
 @dataclass(slots=True)
 class JobInputs:
-    """What a job reads, found in the database."""
+    """The inputs of a job, found in the database."""
 
     datasets: dict[str, Any] = field(default_factory=dict[str, Any])
     """Id → columns and splits."""
     ids: dict[str, str] = field(default_factory=dict[str, str])
-    """What the job calls a dataset → its id."""
+    """Reference to a dataset in the job → its id."""
     places: dict[str, str] = field(default_factory=dict[str, str])
-    """Id of a dataset → where its files are."""
+    """Id of a dataset → location of its files."""
     uses: set[str] = field(default_factory=set[str])
     checkpoint: str | None = None
     network: dict[str, Any] | None = None
-    """The resolved spec of the job that made the checkpoint."""
+    """The resolved spec of the checkpoint's job, or what was uploaded with the checkpoint."""
     start_step: int | None = None
-    """Of the checkpoint that training begins with."""
+    """Step of the checkpoint that training starts from."""
     has_weights_only: bool = False
-    """Whether it was sent by a client, and no run of a job belongs to it."""
+    """Whether a client uploaded the checkpoint, so that it belongs to no run of a job."""
     problems: list[FieldProblem] = field(default_factory=list[FieldProblem])
 
 
@@ -59,7 +59,7 @@ class CheckedJob:
     """A job that can be stored."""
 
     spec: dict[str, Any]
-    """As submitted."""
+    """As submitted, with ids of datasets instead of names."""
     resolved: dict[str, Any]
     plan: dict[str, Any]
     """Without the resolved spec."""
@@ -71,14 +71,14 @@ class CheckedJob:
 async def prepare(
     app_state: AppState, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
 ) -> CheckedJob:
-    """Check a job. A dataset that it names is there by its id from now on.
+    """Check a job, and replace the names of its datasets by ids.
 
-    ``hold``: the job is to be stored, so the checkpoint that it reads stays until then.
+    ``hold``: the job will be stored, so hold the checkpoint that it reads until then.
 
     Raises:
-        InvalidSpec: it cannot be run; names every field to change.
-        DeviceUnavailable: no worker has the device that it asks for.
-        PlannerUnavailable: it cannot be checked now.
+        InvalidSpec: It cannot run; the error names every field to change.
+        DeviceUnavailable: No worker has the device that it asks for.
+        PlannerUnavailable: It cannot be checked now.
     """
     found, (chosen, warnings) = await asyncio.gather(
         run_in_threadpool(_find_inputs, app_state, spec, caller, hold),
@@ -91,7 +91,7 @@ async def prepare(
     for source in sources_in(submitted):
         source["dataset"] = found.ids[source["dataset"]]
     asked = dict(submitted)
-    if found.checkpoint is not None:  # "the newest of the job" means the newest of now
+    if found.checkpoint is not None:  # fix the newest checkpoint of the job as of now
         asked.pop("job", None)
         asked["checkpoint"] = found.checkpoint
     plan = await app_state.planner.plan(
@@ -109,12 +109,16 @@ async def prepare(
 def _uneven(
     app_state: AppState, found: JobInputs, resolved: Mapping[str, Any]
 ) -> list[dict[str, str]]:
-    """The warning of columns of very different scale, where the first source has them."""
+    """Return a warning if columns of the first source have very different scales."""
     source = next(part for part in sources_in(resolved))
     name = str(source["dataset"])
     try:
         figures = DatasetColumns(app_state.artifacts.local(found.places[name])).stats()
-    except (OSError, ServiceError, ValueError):  # it is advice: without figures there is none
+    except (
+        OSError,
+        ServiceError,
+        ValueError,
+    ):  # only advice: without statistics there is no warning
         return []
     columns = found.datasets[name]["columns"]
     told = scales.uneven(resolved, columns, figures.get(source["split"], {}))
@@ -122,7 +126,7 @@ def _uneven(
 
 
 def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
-    """A job that no device can hold would end in the host's out-of-memory killer, or worse."""
+    """Refuse a job that fits on no device: the out-of-memory killer would end it, or worse."""
     memory = plan["memory"]
     sizes = [
         (device["memory_bytes"], _needed_on(device["kind"], memory))
@@ -140,13 +144,13 @@ def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) ->
 
 
 def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
-    """Of what is planned: a checkpoint is written from host memory."""
+    """Return the planned bytes on a device; checkpoints are written from host memory."""
     host_only = 0 if kind == "cpu" else memory["checkpoint_bytes"]
     return memory["total_bytes"] - host_only
 
 
 def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
-    """A run goes on only as it began, and only if something is left of it."""
+    """Check that a continued run matches its checkpoint and has steps left."""
     if found.start_step is None or found.network is None or resolved["init"]["load"] != "all":
         return
     pointer, num_steps = "/init/load", plan["num_steps"]
@@ -162,7 +166,7 @@ def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, 
 
 
 def _ends_before(stop: Mapping[str, Any], start_step: int, num_steps: int) -> str:
-    """What to write instead of a ``stop`` that leaves nothing to train after a checkpoint."""
+    """Suggest a ``stop`` that leaves something to train after a checkpoint."""
     if stop.get("steps") is not None:
         name, more = "steps", start_step + stop["steps"]
     else:
@@ -206,7 +210,7 @@ def _find_inputs(
 
 
 def _add_labels(app_state: AppState, found: JobInputs, spec: TrainJob) -> None:
-    """Put into the descriptions of datasets which texts the columns of labels have."""
+    """Add the texts of label columns to the descriptions of datasets."""
     for name, dataset in found.datasets.items():
         labels = text_labels(spec.data.fields, dataset["columns"])
         if labels:
@@ -231,7 +235,7 @@ def _find_start(
 
 
 def datasets_of(tx: Transaction, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns and splits of what a stored job reads, as the planner wants them."""
+    """Return columns and splits of a stored job's datasets, as the planner expects them."""
     names = {part["dataset"] for part in sources_in(resolved)}
     rows = [datasets.get(tx, name, None) for name in sorted(names)]
     return {row.id: {"columns": row.columns, "splits": row.splits} for row in rows}
@@ -277,10 +281,10 @@ def _find_checkpoint(
 def _find_devices(
     app_state: AppState, wanted: Devices
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """The devices that the job may get, and warnings.
+    """Return the devices that the job may get, and warnings.
 
     Raises:
-        DeviceUnavailable: the service has workers, and none with a healthy device like it.
+        DeviceUnavailable: The service has workers, but none with a matching healthy device.
     """
     lease_ms = int(app_state.settings.lease_s * 1000)
     with app_state.database.read() as tx:

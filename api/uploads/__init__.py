@@ -1,1 +1,1 @@
-"""Uploads that are coming in, and what is refused of them."""
+"""Receive uploads and refuse unsafe ones."""

@@ -1,8 +1,8 @@
-"""The header of a safetensors file that somebody sends, read with suspicion. No tensor is touched.
+"""Validate the header of an uploaded safetensors file. It does not read the tensors.
 
-Eight bytes say how long a JSON object is; it gives each tensor's type, shape and place in the bytes
-behind it, and texts as ``__metadata__``. The places must cover these bytes exactly: no gap in which
-something could hide, and nothing twice.
+Eight bytes give the length of a JSON object. The object has each tensor's dtype, shape and offsets
+into the bytes after it, and texts as ``__metadata__``. The tensors must cover these bytes exactly,
+without gaps that could hide data and without overlaps.
 """
 
 import json
@@ -25,10 +25,10 @@ _METADATA = "__metadata__"
 
 
 class Header(NamedTuple):
-    """What a file says that it holds."""
+    """The content of a header."""
 
     tensors: dict[str, dict[str, Any]]
-    """Of each ``dtype`` and ``shape``."""
+    """``dtype`` and ``shape`` of each tensor."""
     metadata: dict[str, str]
 
 
@@ -36,7 +36,7 @@ def read_header(path: Path, max_bytes: int) -> Header:
     """Read and check the header of a file.
 
     Raises:
-        InvalidCheckpoint: it is no safetensors file, or not what it says that it is.
+        InvalidCheckpoint: It is not a safetensors file, or its header does not match its content.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -77,7 +77,7 @@ def _decoded(text: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of a name that is there twice, two readers could take two different tensors."""
+    """Return an object without duplicate names, which readers could resolve differently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         _refuse("its header has a name twice")
@@ -85,7 +85,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(name: str, entry: Any) -> tuple[int, int, str]:
-    """Where a tensor begins and ends."""
+    """Return begin, end and name of a tensor."""
     shown = name[:100]
     if not name or len(name) > _MAX_NAME:
         _refuse(f"a tensor is named {shown!r}")
@@ -105,7 +105,7 @@ def _place(name: str, entry: Any) -> tuple[int, int, str]:
 
 
 def _sizes(value: Any) -> list[int] | None:
-    """A list of whole numbers from 0 on; None: it is something else."""
+    """Return a list of non-negative integers; None if it is something else."""
     items = cast("list[Any]", value) if isinstance(value, list) else [None]
     is_good = all(type(item) is int and 0 <= item < 2**53 for item in items)
     return cast("list[int]", items) if is_good else None

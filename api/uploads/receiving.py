@@ -1,4 +1,4 @@
-"""Uploads that are coming in now, by owner, and how they get to a file. Those read are in SQL."""
+"""Write incoming uploads to files and count them by owner. SQL counts those being read."""
 
 import hashlib
 from collections import Counter
@@ -24,19 +24,19 @@ UploadName = Annotated[
 
 
 def declared_bytes(request: Request) -> int:
-    """How long a body says that it is; 0: it does not say."""
+    """Return the declared length of a body; 0 if unknown."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isdecimal() and text.isascii() else 0
 
 
 async def receive(request: Request, path: Path) -> tuple[int, str]:
-    """Write the body to a file, by blocks; its size is limited by the edge.
+    """Write the body to a file in blocks. RequestGuard limits its size.
 
     Returns:
-        Its bytes, and its SHA-256.
+        Its size in bytes, and its SHA-256.
 
     Raises:
-        UnsafeFormat: it begins as files do that run code when they are opened.
+        UnsafeFormat: It begins like a file format that runs code when it is opened.
     """
     digest = hashlib.sha256()
     size_bytes = 0
@@ -62,7 +62,7 @@ async def receive(request: Request, path: Path) -> tuple[int, str]:
 
 
 class Receiving:
-    """How many uploads each owner is sending. Used on the event loop's thread only."""
+    """Number of incoming uploads by owner. Use only on the event loop's thread."""
 
     def __init__(self) -> None:
         self.num_of_owner: Counter[str] = Counter()
@@ -71,12 +71,12 @@ class Receiving:
     async def file(
         self, request: Request, caller: Caller, opened: AbstractContextManager[Path]
     ) -> AsyncGenerator[tuple[Path, int, str]]:
-        """The body of a request as a file: its path, its bytes and its SHA-256.
+        """Yield the body of a request as a file: its path, its size and its SHA-256.
 
         Raises:
-            BadRequest: it ended too soon.
-            QuotaExceeded: the owner is sending too many already.
-            UnsafeFormat: it begins as files do that run code when they are opened.
+            BadRequest: It ended too early.
+            QuotaExceeded: The owner has too many incoming uploads.
+            UnsafeFormat: It begins like a file format that runs code when it is opened.
         """
         try:
             with self.one_more(caller):
@@ -87,10 +87,10 @@ class Receiving:
 
     @contextmanager
     def one_more(self, caller: Caller) -> Generator[None]:
-        """Count one upload while the block lasts.
+        """Count one upload during the block.
 
         Raises:
-            QuotaExceeded: the owner is sending too many already.
+            QuotaExceeded: The owner has too many incoming uploads.
         """
         wanted = self.num_of_owner[caller.owner] + 1
         quotas.refuse_over("uploads", wanted, caller.limits.uploads)

@@ -1,4 +1,4 @@
-"""Probes that can be attached, changed and removed while a job runs."""
+"""Add probes that can be added, changed and removed while a job runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Captures that are one of several tensors in a file, or a part of a tensor."""
+"""Add columns for captures that are one of several tensors in a file, or a part of a tensor."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,7 +15,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("slice", sa.Text(), nullable=True))
         batch_op.add_column(sa.Column("captured_from", sa.Text(), nullable=True))
         batch_op.add_column(sa.Column("tensor", sa.Text(), nullable=True))
-    # what is there already: files of one whole tensor
+    # existing captures: files of one whole tensor
     op.execute("UPDATE captures SET form = 'full', captured_from = shape, tensor = 'tensor'")
     with op.batch_alter_table("captures", schema=None) as batch_op:
         for name in ("form", "captured_from", "tensor"):

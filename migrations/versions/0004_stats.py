@@ -1,4 +1,4 @@
-"""Statistics in chunks of one series each. Blocks that are there stay and can be read."""
+"""Add chunks of statistics with one series each. Existing blocks stay readable."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Attempts that go on from a checkpoint: what they hide of the attempts before."""
+"""Add columns for attempts that resume from a checkpoint and hide rows of earlier attempts."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,8 +8,8 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-# Column by column, never by a batch: on SQLite that may make a new table and drop the old one, and
-# with it, by their foreign keys, everything that belongs to it.
+# Add columns one by one, not in a batch: on SQLite a batch may recreate the table.
+# Dropping the old one would delete all dependent rows through foreign keys.
 _STEP = {
     "sqlite": "json_extract(payload, '$.step')",
     "postgresql": "CAST(CAST(payload AS json) ->> 'step' AS BIGINT)",
@@ -24,7 +24,7 @@ def upgrade() -> None:
     op.add_column(
         "checkpoints", sa.Column("state", sa.Text(), nullable=False, server_default="complete")
     )
-    # until now every later attempt began from scratch, and said null
+    # until now every later attempt started from scratch, with null
     op.execute(
         "UPDATE attempts SET resumed_from_step = 0"
         " WHERE n > 1 AND resumed_from_step IS NULL AND claimed_at IS NOT NULL"

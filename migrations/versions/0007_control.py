@@ -1,4 +1,4 @@
-"""Pausing, and what commands change."""
+"""Add pausing, and the changes that commands make."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,8 +9,8 @@ branch_labels = None
 depends_on = None
 
 
-# Column by column, never by a batch: on SQLite that may make a new table of jobs and drop the old
-# one, and with it, by their foreign keys, everything that belongs to a job.
+# Add columns one by one, not in a batch: on SQLite a batch may recreate the table of jobs.
+# Dropping the old one would delete all data of the jobs through foreign keys.
 _OF_JOBS = ("paused_at", "paused_ms", "resume_requested")
 _OF_COMMANDS = ("old", "new", "number")
 

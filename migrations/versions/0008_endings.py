@@ -1,4 +1,4 @@
-"""When a job that failed through no fault of its own is tried again, and since when it counts."""
+"""Add the time of the next retry of a failed job, and the step since which failures count."""
 
 import sqlalchemy as sa
 from alembic import op

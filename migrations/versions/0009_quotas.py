@@ -1,4 +1,4 @@
-"""Quotas of owners."""
+"""Add quotas of owners."""
 
 import sqlalchemy as sa
 from alembic import op

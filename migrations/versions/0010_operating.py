@@ -1,4 +1,4 @@
-"""Operating it: canaries, retention, webhooks."""
+"""Add canaries, retention and webhooks."""
 
 import sqlalchemy as sa
 from alembic import op

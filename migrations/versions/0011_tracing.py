@@ -1,4 +1,4 @@
-"""The trace of the request that submitted a job."""
+"""Add the trace of the request that submitted a job."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""How many shipments of an attempt were stored."""
+"""Add the number of stored shipments of an attempt."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The size that images of an uploaded archive are brought to."""
+"""Add the size to which images of an uploaded archive are resized."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Checkpoints that a client has sent."""
+"""Add uploaded checkpoints."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What long series come to, in spans of a thousand steps."""
+"""Add rollups of long series over a thousand steps."""
 
 import sqlalchemy as sa
 from alembic import op

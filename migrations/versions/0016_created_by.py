@@ -1,4 +1,4 @@
-"""The name of the key that submitted a job."""
+"""Add the name of the key that submitted a job."""
 
 import sqlalchemy as sa
 from alembic import op

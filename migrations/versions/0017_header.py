@@ -1,4 +1,4 @@
-"""Whether a table's first row is its header, and what the reader says of a file."""
+"""Add whether a table's first row is its header, and the reader's notes about a file."""
 
 import sqlalchemy as sa
 from alembic import op

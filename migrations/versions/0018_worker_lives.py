@@ -1,4 +1,4 @@
-"""Which process a worker's row belongs to, and whether it was stopped."""
+"""Add the process that a worker's row belongs to, and when the worker was stopped."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("workers", sa.Column("instance", sa.Text(), server_default="", nullable=False))
     op.add_column("workers", sa.Column("stopped_ms", sa.BigInteger(), nullable=True))
-    # a heartbeat of 0 was how a worker that had stopped was marked until now
+    # until now a heartbeat of 0 marked a stopped worker
     op.execute("UPDATE workers SET stopped_ms = started_at, beat_ms = started_at WHERE beat_ms = 0")
 
 

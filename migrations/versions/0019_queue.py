@@ -1,4 +1,4 @@
-"""What a queued job asks for, in a column of its own; the sweep needs neither outbox nor bells."""
+"""Add a column for the devices that a queued job asks for; drop what the sweep no longer needs."""
 
 import json
 

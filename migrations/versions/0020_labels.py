@@ -1,4 +1,4 @@
-"""Labels in a table of their own, deleted jobs as a mark, and the indexes that were missing."""
+"""Add a table of labels, a mark for deleted jobs, and missing indexes."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ def _copy_labels(connection: sa.Connection) -> None:
 
 
 def downgrade() -> None:
-    # a version that does not know the mark would show deleted jobs again
+    # an older version would show deleted jobs again
     op.execute("DELETE FROM jobs WHERE deleted_at IS NOT NULL")
     op.drop_index(op.f("ix_idempotency_created_at"), table_name="idempotency")
     op.drop_index(op.f("ix_attempts_exit_kind"), table_name="attempts")

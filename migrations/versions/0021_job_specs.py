@@ -1,4 +1,4 @@
-"""What a job is, apart from how far it is: the row that is written often stays small."""
+"""Move specs and plans out of the rows of jobs, which are written often and must stay small."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Which worker reads an uploaded file, and until when it may."""
+"""Add the worker that reads an uploaded file, and the end of its claim."""
 
 import sqlalchemy as sa
 from alembic import op

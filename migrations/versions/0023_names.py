@@ -1,4 +1,4 @@
-"""A name for every job, and an index to find a job by it."""
+"""Give every job a name, with an index on it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("owner", "stem", name=op.f("pk_name_counters")),
     )
     op.create_index(op.f("ix_jobs_owner_name"), "jobs", ["owner", "name"])
-    # jobs of before, in the order in which they were made: train-1, train-2, infer-1 ...
+    # existing jobs, in order of creation: train-1, train-2, infer-1 ...
     op.execute(
         "UPDATE jobs SET name = numbered.name FROM ("
         "SELECT id, "

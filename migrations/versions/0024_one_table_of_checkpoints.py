@@ -1,4 +1,4 @@
-"""Uploaded checkpoints become rows of ``checkpoints`` without a job."""
+"""Turn uploaded checkpoints into rows of ``checkpoints`` without a job."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The API key that a session or a ticket came from, which was in its name until now."""
+"""Add the API key that a session or a ticket came from, which was in its name until now."""
 
 import sqlalchemy as sa
 from alembic import op

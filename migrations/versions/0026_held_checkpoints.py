@@ -1,4 +1,4 @@
-"""A checkpoint that a job is being submitted for is not superseded meanwhile."""
+"""Hold a checkpoint for which a job is being submitted, so that it is not superseded."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,8 +1,8 @@
-"""Where the service may connect to when a user names the place: public addresses, and no others.
+"""Restrict connections to addresses that users name: only public ones are allowed.
 
-Nothing else of the service opens a connection to a place that a user names. A name is resolved
-once, every address that it has is judged here, and the connection goes to a judged address: a
-name that means another machine the next time it is asked changes nothing.
+The service connects to user-supplied addresses only through this check. A name is resolved once,
+all its addresses are checked here, and the connection goes to a checked address. So a name that
+later resolves to another machine has no effect.
 """
 
 import re
@@ -28,7 +28,7 @@ _NOT_PUBLIC_4 = tuple(
         "10.0.0.0/8",
         "100.64.0.0/10",  # carriers' NAT
         "127.0.0.0/8",
-        "169.254.0.0/16",  # link-local, and with it the metadata of clouds
+        "169.254.0.0/16",  # link-local, including cloud metadata services
         "172.16.0.0/12",
         "192.0.0.0/24",
         "192.0.2.0/24",
@@ -45,7 +45,7 @@ _GLOBAL_6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_6 = tuple(
     IPv6Network(text)
     for text in (
-        "2001::/23",  # protocols, Teredo among them
+        "2001::/23",  # protocols, including Teredo
         "2001:db8::/32",
         "2002::/16",  # 6to4
         "3fff::/20",
@@ -57,27 +57,27 @@ _MAX_URL = 2048
 
 
 class AddressRefused(ValueError):
-    """The service does not connect there; the text says why, in words for whoever named it."""
+    """The service does not connect there. The text tells the user why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The parts of a URL that was accepted."""
+    """The parts of an accepted URL."""
 
     scheme: str
     host: str
     port: int
     path: str
-    """With the query."""
+    """Includes the query."""
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """Two URLs with the same are of the same server."""
+        """Return the origin: URLs with the same origin have the same server."""
         return self.scheme, self.host, self.port
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """Return the value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         usual = 443 if self.scheme == "https" else 80
         return host if self.port == usual else f"{host}:{self.port}"
@@ -85,7 +85,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Places that are allowed although they are not public."""
+    """Hosts and networks that are allowed although they are not public."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -95,7 +95,7 @@ class Allowed:
         """Read ``GLASSHOUSE_OUTBOUND_ALLOW``: networks and host names, separated by commas.
 
         Raises:
-            ValueError: an entry is neither.
+            ValueError: An entry is neither.
         """
         hosts: set[str] = set()
         networks: list[Network] = []
@@ -111,17 +111,17 @@ class Allowed:
         return Allowed(frozenset(hosts), tuple(networks))
 
     def has(self, host: str, address: Address) -> bool:
-        """Whether the host's name or this address is on the list."""
+        """Return whether the host's name or this address is on the list."""
         if host in self.hosts:
             return True
         return any(address in network for network in self.networks)
 
 
 def target_of(url: str) -> Target:
-    """Take a URL apart, strictly.
+    """Parse a URL strictly.
 
     Raises:
-        AddressRefused: it is not a plain http or https URL.
+        AddressRefused: It is not a plain http or https URL.
     """
     if len(url) > _MAX_URL or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
         raise AddressRefused(f"the URL must have at most {_MAX_URL} plain ASCII characters")
@@ -145,10 +145,10 @@ def target_of(url: str) -> Target:
 
 
 def check(target: Target, addresses: Sequence[str], allowed: Allowed) -> None:
-    """Judge every address that a target's host has: one that is not public refuses them all.
+    """Check every address of a target's host: one that is not public refuses all.
 
     Raises:
-        AddressRefused: the service does not connect there.
+        AddressRefused: The service does not connect there.
     """
     if not addresses:
         raise AddressRefused(f"the host {target.host!r} has no address")
@@ -167,7 +167,7 @@ def check(target: Target, addresses: Sequence[str], allowed: Allowed) -> None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, whatever form it is written in."""
+    """Return whether an address is on the public internet, in any notation."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped
         if inner is None and address in _NAT64:

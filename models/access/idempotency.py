@@ -1,6 +1,6 @@
-"""Answers to creating requests, kept a day, so that a retry gets the first answer again.
+"""Responses to creating requests, kept for a day, so that a retry gets the first response again.
 
-The purge deletes older ones; until it does, a key whose answer is older counts as unused.
+The purge deletes older ones. Until then, a key with an older response counts as unused.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from models.tables import Idempotency, now
 
 KEPT = timedelta(hours=24)
 ABANDONED = timedelta(seconds=60)
-"""A request that has no answer after this long died with its process; its key is free again."""
+"""A request without a response after this long died with its process; its key is free again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class IdempotencyUse:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """Its primary key."""
+        """Return the primary key."""
         return self.owner, self.route, self.key
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the first request was told."""
+    """The response to the first request."""
 
     status: int
     headers: dict[str, str]
@@ -44,10 +44,10 @@ class Answer:
 
 
 def find(tx: Session, token: IdempotencyUse) -> Answer | None:
-    """The answer that the key already has, without reserving it.
+    """Return the stored response of the key, without reserving the key.
 
     Raises:
-        IdempotencyKeyReused: it came with another body.
+        IdempotencyKeyReused: The key was used with another body.
     """
     found = tx.get(Idempotency, token.row, populate_existing=True)
     if found is None or found.status is None or found.created_at < now() - KEPT:
@@ -57,11 +57,11 @@ def find(tx: Session, token: IdempotencyUse) -> Answer | None:
 
 
 def begin(tx: Session, token: IdempotencyUse) -> Answer | None:
-    """Reserve the key, or find the answer that it already has.
+    """Reserve the key, or return its stored response.
 
     Raises:
-        IdempotencyKeyReused: it came with another body.
-        IdempotencyKeyBusy: its first request is still being answered.
+        IdempotencyKeyReused: The key was used with another body.
+        IdempotencyKeyBusy: Its first request is still being answered.
     """
     found = tx.get(Idempotency, token.row, populate_existing=True)
     if found is not None and _is_over(found):
@@ -78,7 +78,7 @@ def begin(tx: Session, token: IdempotencyUse) -> Answer | None:
 
 
 def finish(tx: Session, token: IdempotencyUse, answer: Answer) -> None:
-    """Keep the answer. Called in the transaction that does what the request asked for."""
+    """Store the response. Called in the transaction that does what the request asked for."""
     tx.execute(
         update(Idempotency)
         .where(
@@ -91,18 +91,18 @@ def finish(tx: Session, token: IdempotencyUse, answer: Answer) -> None:
 
 
 def forget(tx: Session, token: IdempotencyUse) -> None:
-    """Free the key: the request changed nothing."""
+    """Free the key, because the request changed nothing."""
     tx.execute(_row(token).where(Idempotency.status.is_(None)))
 
 
 def _is_over(found: Idempotency) -> bool:
-    """Whether the key is free again. Rows of other keys are left to the purge."""
+    """Return whether the key is free again. The purge deletes the rows of other keys."""
     longest = ABANDONED if found.status is None else KEPT
     return found.created_at < now() - longest
 
 
 def _row(token: IdempotencyUse) -> Delete:
-    """A statement that deletes the row of one key."""
+    """Return a statement that deletes the row of one key."""
     mine = tuple_(Idempotency.owner, Idempotency.route, Idempotency.key)
     return delete(Idempotency).where(mine == token.row)
 
@@ -125,5 +125,5 @@ def _insert(tx: Session, token: IdempotencyUse) -> None:
     try:
         with tx.begin_nested():
             tx.add(Idempotency(**row))
-    except IntegrityError as error:  # on PostgreSQL two requests can come this far together
+    except IntegrityError as error:  # on PostgreSQL, two requests can get here at once
         raise IdempotencyKeyBusy(retry_after_s=1) from error

@@ -1,8 +1,8 @@
-"""What one owner may use: their own limits, or those of the settings. Counted in SQL.
+"""Quotas of owners: their own limits, or those of the settings. Counted in SQL.
 
-What would be made is counted in the transaction that makes it, with the owner locked, so that two
-requests at once cannot both be the last that fits. Jobs beyond ``running_jobs`` and ``devices``
-are not refused: they wait.
+New use is counted in the transaction that creates it, with the owner locked, so that two concurrent
+requests cannot both take the last place. Jobs above ``running_jobs`` and ``devices`` are not
+refused: they wait.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """The quotas of one owner; None: no limit."""
+    """The quotas of one owner. None: no limit."""
 
     queued_jobs: int
     running_jobs: int | None
@@ -34,7 +34,7 @@ class QuotaLimits:
     requests_per_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """By name."""
+        """Return the limits by name."""
         return asdict(self)
 
 
@@ -42,24 +42,24 @@ NAMES = tuple(field.name for field in fields(QuotaLimits))
 
 
 def defaults(settings: Settings) -> QuotaLimits:
-    """What an owner has that was given no limits of their own."""
+    """Return the limits of owners without limits of their own."""
     return QuotaLimits(**{name: getattr(settings, f"quota_{name}") for name in NAMES})
 
 
 def of(tx: Session, owner: str, settings: Settings) -> QuotaLimits:
-    """The limits in force of one owner."""
+    """Return the limits of one owner that apply now."""
     row = tx.get(Quota, owner, populate_existing=True)
     return _over(settings, {} if row is None else row.limits)
 
 
 def own(tx: Session, owner: str) -> dict[str, Any]:
-    """The limits that were set for one owner."""
+    """Return the limits that were set for one owner."""
     row = tx.get(Quota, owner, populate_existing=True)
     return {} if row is None else dict(row.limits)
 
 
 def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
-    """Set an owner's limits; those that are not named are the settings' from now on."""
+    """Set an owner's limits. The settings apply to limits that are not named."""
     if not limits:
         tx.execute(delete(Quota).where(Quota.owner == owner))
         return
@@ -69,7 +69,7 @@ def put(tx: Session, owner: str, limits: Mapping[str, Any], *, by: str) -> None:
 
 
 def usage(tx: Session, owner: str) -> dict[str, int]:
-    """How much of what is counted in the database an owner uses."""
+    """Return an owner's current use of what the database counts."""
     return {
         "queued_jobs": _count_queued(tx, owner),
         "running_jobs": _count_running(tx, owner),
@@ -80,13 +80,13 @@ def usage(tx: Session, owner: str) -> dict[str, int]:
 
 
 def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | None = None) -> None:
-    """Make sure that one more job may wait. In the transaction that stores it.
+    """Check that one more job may be queued, in the transaction that stores it.
 
-    ``threads`` is what it asks for by number.
+    ``threads``: the number of threads that it asks for.
 
     Raises:
-        InvalidSpec: it asks for more devices than the owner may ever have.
-        QuotaExceeded: too many wait already, or the owner's storage is full.
+        InvalidSpec: It asks for more devices than the owner may ever have.
+        QuotaExceeded: Too many jobs are queued already, or the owner's storage is full.
     """
     lock(tx, owner)
     limits = of(tx, owner, settings)
@@ -108,10 +108,10 @@ def _refuse_endless_wait(threads: int | None, limit: int | None) -> None:
 
 
 def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:
-    """Make sure that one more dataset of this size may be taken.
+    """Check that one more dataset of this size may be uploaded.
 
     Raises:
-        QuotaExceeded: too many are being read already, or they would take too much storage.
+        QuotaExceeded: Too many are being read already, or the storage quota would be exceeded.
     """
     lock(tx, owner)
     limits = of(tx, owner, settings)
@@ -120,20 +120,20 @@ def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int
 
 
 def admit_weights(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:
-    """Make sure that weights of this size may be taken.
+    """Check that weights of this size may be uploaded.
 
     Raises:
-        QuotaExceeded: they would take too much storage.
+        QuotaExceeded: The storage quota would be exceeded.
     """
     lock(tx, owner)
     _admit_bytes(tx, owner, of(tx, owner, settings), size_bytes)
 
 
 def refuse_over(quota: str, wanted: float, limit: float | None) -> None:
-    """Refuse what would be more than a limit.
+    """Refuse a value above a limit.
 
     Raises:
-        QuotaExceeded: it would.
+        QuotaExceeded: It is above the limit.
     """
     if limit is not None and wanted > limit:
         words = quota.replace("_", " ")
@@ -147,21 +147,21 @@ def refuse_over(quota: str, wanted: float, limit: float | None) -> None:
 
 @dataclass(slots=True)
 class QuotaLeft:
-    """What the jobs of an owner may still take; counts down as a dispatcher gives."""
+    """What the jobs of an owner may still use. A dispatcher counts it down."""
 
     jobs: int | None
     devices: int | None
     most_devices: int | None
-    """With those that they have."""
+    """Including the devices that they use now."""
 
     def has_for(self, num_devices: int) -> bool:
-        """Whether one more job with this many devices fits."""
+        """Return whether one more job with this many devices fits."""
         fits = self.devices is None or num_devices <= self.devices
         return fits and (self.jobs is None or self.jobs > 0)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no job at all fits."""
+        """Return whether no job fits."""
         return not self.has_for(1)
 
     def take(self, num_devices: int) -> None:
@@ -171,7 +171,7 @@ class QuotaLeft:
 
 
 def rooms(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
-    """For each owner with queued jobs and a limit: what they may still take."""
+    """Return what each owner with queued jobs and a limit may still use."""
     usual = defaults(settings)
     set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}
     if usual.running_jobs is None and usual.devices is None and not set_:
@@ -194,7 +194,7 @@ def rooms(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
 
 
 def stored_bytes(tx: Session, owner: str) -> int:
-    """Bytes of an owner's datasets, checkpoints, captures and artifacts."""
+    """Return the bytes of an owner's datasets, checkpoints, captures and artifacts."""
     of_jobs = [
         select(func.sum(table.size_bytes))
         .join(Job, Job.id == table.job)
@@ -249,7 +249,7 @@ def _count_uploads(tx: Session, owner: str) -> int:
 
 
 def lock(tx: Session, owner: str) -> None:
-    """Let one change of what an owner uses or may use proceed at a time.
+    """Serialize changes of an owner's use and limits.
 
     On SQLite the write transaction is the lock.
     """

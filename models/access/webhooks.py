@@ -1,7 +1,7 @@
-"""Webhooks: who wants to be told of which moves of jobs, and the messages that are to be sent.
+"""Webhooks: which state changes of jobs they receive, and the messages to send.
 
-A message is written in the transaction of the move that it tells of: none is lost, and none tells
-of what did not happen. Sending is the worker's (``worker/delivery/webhooks.py``).
+A message is written in the transaction of the state change, so it exists if and only if the change
+does. The worker sends them (``worker/delivery/webhooks.py``).
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ from models.tables import Delivery, Job, Webhook, now
 TYPES = tuple(f"job.{state}" for state in STATES)
 MAX_PER_OWNER = 20
 PER_TURN = 4
-"""So many messages of one webhook are sent in one turn: a slow receiver keeps no other waiting."""
+"""Messages of one webhook per turn, so that a slow receiver does not delay others."""
 
 
 def add(
     tx: Session, *, owner: str, url: str, events: Sequence[str], labels: dict[str, str]
 ) -> Webhook:
-    """Store a webhook, with a new secret.
+    """Store a webhook with a new secret.
 
     Raises:
-        Conflict: the owner has as many as there may be.
+        Conflict: The owner has the maximum number of webhooks.
     """
     quotas.lock(tx, owner)
     count = select(func.count()).select_from(Webhook).where(Webhook.owner == owner)
@@ -55,10 +55,10 @@ def add(
 
 
 def get(tx: Session, webhook_id: str, owner: str | None) -> Webhook:
-    """One webhook. ``owner`` None sees everybody's.
+    """Return one webhook. ``owner`` None sees those of all owners.
 
     Raises:
-        WebhookNotFound: there is none, or it is somebody else's.
+        WebhookNotFound: It does not exist, or belongs to someone else.
     """
     found = tx.get(Webhook, webhook_id)
     if found is None or (owner is not None and found.owner != owner):
@@ -67,7 +67,7 @@ def get(tx: Session, webhook_id: str, owner: str | None) -> Webhook:
 
 
 def find(tx: Session, *, owner: str | None, after: str | None, limit: int) -> list[Webhook]:
-    """Webhooks, newest first."""
+    """List webhooks, newest first."""
     query = select(Webhook).order_by(Webhook.id.desc()).limit(limit)
     if owner is not None:
         query = query.where(Webhook.owner == owner)
@@ -77,12 +77,12 @@ def find(tx: Session, *, owner: str | None, after: str | None, limit: int) -> li
 
 
 def delete(tx: Session, webhook: Webhook) -> None:
-    """Forget a webhook, and what was to be sent to it."""
+    """Delete a webhook and its messages."""
     tx.execute(sql_delete(Webhook).where(Webhook.id == webhook.id))
 
 
 def deliveries(tx: Session, webhook_id: str, *, after: str | None, limit: int) -> list[Delivery]:
-    """What was sent to a webhook and what is to be, newest first."""
+    """List sent and pending messages of a webhook, newest first."""
     query = select(Delivery).where(Delivery.webhook == webhook_id)
     if after is not None:
         query = query.where(Delivery.id < after)
@@ -90,12 +90,12 @@ def deliveries(tx: Session, webhook_id: str, *, after: str | None, limit: int) -
 
 
 def announce(tx: Session, job_id: str, moves: Sequence[tuple[int, str, dict[str, Any]]]) -> None:
-    """Write the messages that tell of a job's moves, in the transaction of the moves.
+    """Write the messages about a job's state changes, in the transaction of the changes.
 
     Args:
-        tx: that transaction.
-        job_id: the job, in its new state.
-        moves: number, time (as text) and payload of each ``state`` event.
+        tx: That transaction.
+        job_id: The job, in its new state.
+        moves: Number, time (as text) and payload of each ``state`` event.
     """
     wanted = (
         select(Webhook.id, Webhook.events, Webhook.labels)
@@ -123,7 +123,7 @@ def announce(tx: Session, job_id: str, moves: Sequence[tuple[int, str, dict[str,
 
 
 def _short(error: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A failure without the tail of its log."""
+    """Return an error without the tail of its log."""
     return error and {key: value for key, value in error.items() if key != "log_tail"}
 
 
@@ -145,14 +145,14 @@ class Sending:
     secret: str
     body: str
     tries: int
-    """With this one."""
+    """Including this one."""
 
     def __repr__(self) -> str:
-        return f"Sending({self.id!r}, {self.webhook!r})"  # a secret has no place in a log
+        return f"Sending({self.id!r}, {self.webhook!r})"  # never log a secret
 
 
 def due(tx: Session, *, limit: int = 64) -> list[str]:
-    """Webhooks that have a message to send now; who has waited longest comes first."""
+    """List webhooks with a due message; the one that has waited longest comes first."""
     query = (
         select(Delivery.webhook)
         .where(*_is_due())
@@ -164,9 +164,9 @@ def due(tx: Session, *, limit: int = 64) -> list[str]:
 
 
 def take(tx: Session, webhook: str, *, hold_ms: int) -> Sending | None:
-    """Take the next message of a webhook that is due; nobody else takes it for so long.
+    """Take the next due message of a webhook. Nobody else takes it for ``hold_ms``.
 
-    Take it right before it is sent: it has to be sent, and the answer stored, in that time.
+    Call it right before sending: the message must be sent, and the result stored, in that time.
     """
     query = (
         select(Delivery, Webhook.url, Webhook.secret)
@@ -191,7 +191,7 @@ def _is_due() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
 
 
 def delivered(tx: Session, sending: Sending, status: int) -> None:
-    """The receiver has taken a message."""
+    """Note that the receiver accepted a message."""
     values = {"state": "delivered", "status": status, "problem": None, "ended_at": now()}
     tx.execute(update(Delivery).where(Delivery.id == sending.id).values(values))
     well = update(Webhook).where(Webhook.id == sending.webhook, Webhook.failing_since.is_not(None))
@@ -207,9 +207,9 @@ def missed(
     retry_in_s: float | None,
     disable_after_s: float,
 ) -> bool:
-    """The receiver has not taken a message. True: the webhook was switched off for it.
+    """Note that a delivery failed. True: the webhook was disabled because of it.
 
-    ``retry_in_s`` None gives the message up. A receiver that answers 410 wants no more.
+    With ``retry_in_s`` None, the message is not retried. A response of 410 disables the webhook.
     """
     values: dict[str, Any] = {"status": status, "problem": problem[:500]}
     if retry_in_s is None:

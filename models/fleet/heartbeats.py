@@ -1,4 +1,4 @@
-"""Signs of life: canaries, sweeps and counters of workers; figures of the whole ledger."""
+"""Heartbeats: canaries, sweeps and counters of workers; metrics of the whole database."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,36 +23,36 @@ from models.tables import (
 GONE = ("stopped", "lost")
 """States of workers that do not run."""
 MISSED_RINGS = 3
-"""A worker that misses so many of its own rings is unresponsive."""
+"""A worker that misses this many of its own wake-ups is unresponsive."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """One worker, seen from outside."""
+    """The health of one worker, as the database shows it."""
 
     worker: str
     state: str
     """active, draining, stopped, lost."""
     unresponsive: bool
-    """It lives, but does not hear its bell."""
+    """It runs, but does not receive its wake-ups."""
     swept_ago_s: float | None
     figures: dict[str, Any]
 
 
 def heard(tx: Session, worker: str, *, instance: str = "") -> None:
-    """The worker heard its own bell."""
+    """Note that the worker received its own wake-up."""
     _note(tx, worker, instance, canary_ms=now_ms())
 
 
 def swept(tx: Session, worker: str, *, instance: str = "") -> int:
-    """The worker lives, and sweeps. The database's time, Unix milliseconds."""
+    """Note that the worker runs and sweeps. Return the database's time in Unix milliseconds."""
     time_ms = tx.scalars(select(now_ms())).one()
     _note(tx, worker, instance, beat_ms=time_ms, sweep_ms=time_ms)
     return time_ms
 
 
 def note(tx: Session, worker: str, figures: dict[str, Any], *, instance: str = "") -> None:
-    """Store what a worker has counted."""
+    """Store the counters of a worker."""
     _note(tx, worker, instance, figures=figures)
 
 
@@ -63,7 +63,7 @@ def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
 
 
 def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
-    """Every worker that is known."""
+    """Return the health of every known worker."""
     time = tx.scalars(select(now_ms())).one()
     unresponsive_ms = MISSED_RINGS * canary_s * 1000
     return [
@@ -81,7 +81,7 @@ def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
 
 
 def short_of_room(tx: Session, least_bytes: int) -> set[str]:
-    """Workers that said last that one of their disks has less left than this."""
+    """Return workers that last reported a disk with less free space than this."""
     rows = tx.execute(select(Worker.id, Worker.figures).where(Worker.figures.is_not(None)))
     return {
         worker
@@ -92,14 +92,14 @@ def short_of_room(tx: Session, least_bytes: int) -> set[str]:
 
 
 def queue_age_s(tx: Session) -> float:
-    """How long the job that was queued first has waited, seconds; 0 when none waits."""
+    """Return the wait of the oldest queued job in seconds; 0 without one."""
     time = tx.scalars(select(now_ms())).one()
     oldest = tx.scalar(select(func.min(Job.queued_at)).where(Job.state == "queued"))
     return 0.0 if oldest is None else max(0.0, time / 1000 - oldest.timestamp())
 
 
 def ended_attempts(tx: Session, *, limit: int = 50) -> dict[str, int]:
-    """How many attempts ended in each way."""
+    """Return the number of ended attempts by exit kind."""
     count = func.count()
     query = (
         select(Attempt.exit_kind, count)
@@ -112,19 +112,19 @@ def ended_attempts(tx: Session, *, limit: int = 50) -> dict[str, int]:
 
 
 def deliveries(tx: Session) -> dict[str, int]:
-    """How many messages to webhooks are in each state."""
+    """Return the number of webhook messages in each state."""
     query = select(Delivery.state, func.count()).group_by(Delivery.state)
     return {state: int(count) for state, count in tx.execute(query)}
 
 
 def disabled_webhooks(tx: Session) -> int:
-    """How many webhooks were switched off."""
+    """Return the number of disabled webhooks."""
     query = select(func.count()).select_from(Webhook).where(Webhook.disabled_at.is_not(None))
     return tx.scalars(query).one()
 
 
 def stored_bytes(tx: Session) -> dict[str, int]:
-    """Bytes of the artifacts, by what they are, as their rows say."""
+    """Return the bytes of the artifacts by type, from their rows."""
     sizes = {
         "datasets": Dataset.size_bytes,
         "checkpoints": Checkpoint.size_bytes,
@@ -135,7 +135,7 @@ def stored_bytes(tx: Session) -> dict[str, int]:
 
 
 def database_bytes(tx: Session) -> int:
-    """Bytes of the database."""
+    """Return the size of the database in bytes."""
     if tx.get_bind().dialect.name == "postgresql":
         return int(tx.scalars(text("SELECT pg_database_size(current_database())")).one())
     pages = tx.scalars(text("PRAGMA page_count")).one()

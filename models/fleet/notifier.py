@@ -1,7 +1,7 @@
 """Notifications through the broker, from the API and the workers.
 
-Every message may be lost: a worker's sweep finds in the database what the message announced.
-Call after the commit.
+Every message may be lost: a worker's sweep finds in the database what the message announced. Send
+only after the commit.
 """
 
 import threading
@@ -24,26 +24,26 @@ CHANNEL = "glasshouse:jobs"
 """The channel on which the ids of changed jobs are published."""
 _TIMEOUT_S = 0.5
 _QUIET_S = 3.0
-"""After the broker failed, nothing is sent for this long."""
+"""After an error of the broker, nothing is sent for this long."""
 _EXPIRES_S = 30.0
-"""A worker that was away for longer finds its jobs by its sweep."""
+"""A worker that was unavailable for longer finds its jobs with its sweep."""
 _FULL = 10
 _log: Any = structlog.get_logger()
 
 
 def worker_queue(worker: str) -> str:
-    """The Celery queue of one worker."""
+    """Return the Celery queue of one worker."""
     return f"glasshouse.worker.{worker}"
 
 
 class Notifier:
     """Sends notifications. Never raises, and waits at most half a second for the broker.
 
-    Methods that send return whether the broker took the message. Safe to call from any thread.
+    Methods that send return whether the broker accepted the message. Callable from any thread.
 
     Args:
-        settings: where the broker is.
-        enabled: False: send nothing.
+        settings: The settings with the broker's URL.
+        enabled: If False, send nothing.
     """
 
     def __init__(self, settings: Settings, *, enabled: bool = True) -> None:
@@ -58,33 +58,33 @@ class Notifier:
         )
 
     def job_queued(self) -> bool:
-        """Have a worker dispatch what waits in the queue."""
+        """Make a worker dispatch queued jobs."""
         return self._send("glasshouse.dispatch", DISPATCH_QUEUE)
 
     def upload_stored(self) -> bool:
-        """Have a worker read the datasets that were uploaded."""
+        """Make a worker read uploaded datasets."""
         return self._send("glasshouse.read", DISPATCH_QUEUE)
 
     def job_assigned(self, worker: str, job: str) -> bool:
-        """Have a worker start a job that is assigned to it."""
+        """Make a worker start a job that is assigned to it."""
         return self._send("glasshouse.supervise", worker_queue(worker), job)
 
     def job_changed(self, job: str) -> bool:
-        """Wake those who wait for news of a job, in any process."""
+        """Wake waiters for changes of a job, in all processes."""
         return self._try(lambda: self._redis.publish(CHANNEL, job))
 
     def canary(self, worker: str) -> bool:
-        """Send a worker a message that it only notes, to see whether its queue works."""
+        """Send a worker a message that it only notes, to check that its queue works."""
         return self._send("glasshouse.canary", worker_queue(worker), worker)
 
     def is_full(self, queue: str) -> bool:
-        """Whether so many messages wait in a queue that more would not help."""
+        """Return whether a queue has so many messages that more would not help."""
         length: list[int] = []
         self._try(lambda: length.append(self._redis.llen(queue)))
         return bool(length) and length[0] >= _FULL
 
     def reaches_broker(self) -> bool:
-        """Whether the broker answers now."""
+        """Return whether the broker answers now."""
         try:
             self._redis.ping()
         except (RedisError, OSError):
@@ -92,7 +92,7 @@ class Notifier:
         return True
 
     def broker_version(self) -> tuple[str, str] | None:
-        """Product (``valkey`` or ``redis``) and version of the broker; None: it does not say."""
+        """Return product (``valkey`` or ``redis``) and version of the broker; None if unknown."""
         try:
             told = self._redis.info("server")
         except (RedisError, OSError):
@@ -109,8 +109,8 @@ class Notifier:
 
     def _send(self, task: str, queue: str, *args: str) -> bool:
         def send() -> None:
-            with self._lock:  # one connection is enough; a pool has one for each thread
-                if not self._is_quiet():  # another thread may have found the broker away meanwhile
+            with self._lock:  # one connection is enough; a pool has one per thread
+                if not self._is_quiet():  # another thread may have found the broker unavailable
                     self._app.send_task(
                         task,
                         args=args,

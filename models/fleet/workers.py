@@ -17,7 +17,7 @@ from models.tables import Device, Job, Worker, now
 
 @dataclass(frozen=True, slots=True)
 class FoundDevice:
-    """A device as the inventory of a machine lists it."""
+    """A device in the inventory of a machine."""
 
     id: str
     kind: str
@@ -29,7 +29,7 @@ class FoundDevice:
     reason: str | None = None
 
 
-def register(  # noqa: PLR0913 (a worker is these)
+def register(  # noqa: PLR0913 (the columns of a worker)
     tx: Session,
     *,
     worker: str,
@@ -42,8 +42,8 @@ def register(  # noqa: PLR0913 (a worker is these)
 ) -> None:
     """Create or update a worker and its devices. Leases stay.
 
-    ``instance`` names the process. Where another one may have the name, call `rival` first, in
-    the same transaction.
+    ``instance`` identifies the process. If another process may have the name, call `rival` first,
+    in the same transaction.
     """
     time_ms = tx.scalars(select(now_ms())).one()
     row = tx.get(Worker, worker)
@@ -62,22 +62,22 @@ def register(  # noqa: PLR0913 (a worker is these)
 
 @dataclass(frozen=True, slots=True)
 class OtherProcess:
-    """Another process that works under a name, by its last heartbeat."""
+    """Another process with the same worker name, by its last heartbeat."""
 
     host: str
     pid: int
     beat_ms: int
     silent_s: float
-    """Since its last heartbeat, by the database's clock."""
+    """Seconds since its last heartbeat, by the database's clock."""
 
 
 def rival(
     tx: Session, worker: str, *, known: Collection[str], lease_ms: int
 ) -> OtherProcess | None:
-    """The process that has the name and sent a heartbeat within the lease, if it is not known.
+    """Return the unknown process that has the name and sent a heartbeat within the lease.
 
-    ``known``: instances that are no rivals: the asking one, and one that is known to have ended.
-    Until the end of the transaction no other process can ask for the same name.
+    ``known``: instances that are no rivals: the caller, and one that is known to have ended. Until
+    the end of the transaction, no other process can ask for the same name.
     """
     if tx.get_bind().dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(7241312, hashtext(:worker))")
@@ -94,11 +94,11 @@ def rival(
 def refresh_devices(
     tx: Session, worker: str, devices: Sequence[FoundDevice], *, instance: str = ""
 ) -> None:
-    """Update a worker's devices; one that is gone while a job has it is unhealthy.
+    """Update a worker's devices. A missing device that a job has becomes unhealthy.
 
-    Changes nothing where another process has taken the worker's name. Locks the worker, then its
-    devices in the order of their ids: everyone who locks several of these rows does so in this
-    order, or locks devices only.
+    Changes nothing if another process has taken the worker's name. Locks the worker, then its
+    devices in the order of their ids. All code that locks several of these rows uses this order, or
+    locks devices only.
     """
     if not _lock(tx, worker, instance):
         return
@@ -131,7 +131,7 @@ def _locked_devices(tx: Session, worker: str) -> list[Device]:
 
 
 def quarantine(tx: Session, claim: Claim, reason: str) -> bool:
-    """Give the devices of an attempt to nobody; the worker's inventory lifts it when they are free.
+    """Make the devices of an attempt unavailable until the worker's inventory finds them free.
 
     Called before the attempt's end is written, in the same transaction. False: it has none.
     """
@@ -152,7 +152,7 @@ def beat(tx: Session, worker: str, *, instance: str = "") -> bool:
 
 
 def retire(tx: Session, worker: str, *, instance: str = "") -> None:
-    """Mark a worker as stopped gracefully. Does nothing where another process has its name."""
+    """Mark a worker as stopped gracefully. Does nothing if another process has its name."""
     mine = (Worker.id == worker, Worker.instance == instance)
     tx.execute(update(Worker).where(*mine).values(stopped_ms=now_ms()))
 
@@ -164,11 +164,11 @@ def forget(tx: Session, worker: str) -> None:
 
 
 def remove(tx: Session, worker: str, *, lease_ms: int) -> None:
-    """Delete a worker that does not run any more, and its devices.
+    """Delete a worker that no longer runs, and its devices.
 
     Raises:
-        WorkerNotFound: there is none of this name.
-        WorkerRunning: it runs, or a job still has devices of it.
+        WorkerNotFound: There is none of this name.
+        WorkerRunning: It runs, or a job still uses its devices.
     """
     row = tx.get(Worker, worker, populate_existing=True, with_for_update=True)
     if row is None:
@@ -190,10 +190,10 @@ def remove(tx: Session, worker: str, *, lease_ms: int) -> None:
 
 
 def drain(tx: Session, worker: str, *, instance: str | None = None) -> None:
-    """Give the worker no more jobs. ``instance``: only if this process has the name.
+    """Stop assigning jobs to a worker. ``instance``: only if this process has the name.
 
     Raises:
-        WorkerNotFound: there is none of this name.
+        WorkerNotFound: There is none of this name.
     """
     wanted = Worker.id == worker
     if instance is not None:
@@ -204,10 +204,10 @@ def drain(tx: Session, worker: str, *, instance: str | None = None) -> None:
 
 
 def all_workers(tx: Session, *, lease_ms: int) -> list[tuple[Worker, str]]:
-    """Every worker with its state.
+    """Return every worker with its state.
 
-    ``active``, ``draining``, ``stopped`` (gracefully), or ``lost`` (silent for longer than the
-    lease).
+    ``active``, ``draining``, ``stopped`` (gracefully), or ``lost`` (no heartbeat for longer than
+    the lease).
     """
     time = tx.scalars(select(now_ms())).one()
     rows = tx.scalars(select(Worker).order_by(Worker.id))
@@ -215,20 +215,20 @@ def all_workers(tx: Session, *, lease_ms: int) -> list[tuple[Worker, str]]:
 
 
 def all_devices(tx: Session, *, lease_ms: int) -> list[tuple[Device, str]]:
-    """Every device with the state of its worker."""
+    """Return every device with the state of its worker."""
     states = {row.id: state for row, state in all_workers(tx, lease_ms=lease_ms)}
     rows = tx.scalars(select(Device).order_by(Device.worker, Device.kind, Device.number))
     return [(row, states[row.worker]) for row in rows]
 
 
 def info_of(tx: Session, worker: str) -> dict[str, Any]:
-    """What a worker said of its host; empty where it is not known."""
+    """Return what a worker reported about its host; empty if the worker is unknown."""
     row = tx.get(Worker, worker)
     return {} if row is None else dict(row.info)
 
 
 def devices_of(tx: Session, job: Job) -> list[Device]:
-    """The devices that a job has now, or the cores that it shares."""
+    """Return the devices that a job has now, or the cores that it shares."""
     query = select(Device).order_by(Device.kind, Device.number)
     held = list(tx.scalars(query.where(Device.job == job.id)))
     if held or job.kind != "infer":
@@ -238,25 +238,25 @@ def devices_of(tx: Session, job: Job) -> list[Device]:
 
 
 def owners(tx: Session, job_ids: Sequence[str]) -> dict[str, str]:
-    """Who owns which of these jobs."""
+    """Return the owners of these jobs."""
     mine = (Job.id.in_(set(job_ids)), Job.deleted_at.is_(None))
     rows = tx.execute(select(Job.id, Job.owner).where(*mine))
     return {row.id: row.owner for row in rows}
 
 
 def lock_queue(tx: Session) -> None:
-    """Only one dispatcher at a time. On SQLite the write transaction is the lock."""
+    """Allow only one dispatcher at a time. On SQLite the write transaction is the lock."""
     if tx.get_bind().dialect.name == "postgresql":
         tx.execute(text("SELECT pg_advisory_xact_lock(7241309)"))
 
 
 def is_due() -> ColumnElement[bool]:
-    """Whether a queued job may be tried now: it has not failed just before."""
+    """Return the condition that a queued job may be tried now, because it waits for no retry."""
     return Job.not_before_ms.is_(None) | (Job.not_before_ms <= now_ms())
 
 
 class QueuedJob(NamedTuple):
-    """A queued job, and what it asks for."""
+    """A queued job and the devices it asks for."""
 
     job: str
     owner: str
@@ -272,11 +272,11 @@ def asked_for(
     most: int = 100,
     starved_since: datetime | None = None,
 ) -> list[QueuedJob]:
-    """The jobs that may run now: highest priority first, then oldest.
+    """Return the jobs that may run now: highest priority first, then oldest.
 
-    Of the jobs of one owner that ask for the same devices only the first ``most``: where these do
-    not fit no other does, and they must not keep jobs from being seen that ask for something else.
-    Jobs that were queued before ``starved_since`` count for themselves.
+    Among an owner's jobs that ask for the same devices, only the first ``most``: if these do not
+    fit, no other does, and they must not hide jobs that ask for something else. Jobs queued before
+    ``starved_since`` are counted separately.
 
     ``without``: owners whose jobs may not start now.
     """
@@ -295,10 +295,10 @@ def asked_for(
 
 
 class Queued(NamedTuple):
-    """A queued job, as the queue is shown."""
+    """A queued job, as shown in the queue."""
 
     position: int
-    """How many jobs, of anybody, are before it."""
+    """Number of jobs ahead of it, of all owners."""
     job: str
     owner: str
     kind: str
@@ -310,7 +310,7 @@ class Queued(NamedTuple):
 
 
 def queue(tx: Session, *, owner: str | None = None, limit: int = 1000) -> list[Queued]:
-    """Queued jobs: highest priority first, then oldest. ``owner`` None: everybody's."""
+    """Return queued jobs: highest priority first, then oldest. ``owner`` None: all owners."""
     order = (Job.priority.desc(), Job.id)
     position = (func.row_number().over(order_by=order) - 1).label("position")
     columns = (Job.id, Job.owner, Job.kind, Job.name, Job.priority, Job.wants)
@@ -323,7 +323,7 @@ def queue(tx: Session, *, owner: str | None = None, limit: int = 1000) -> list[Q
 
 
 def any_waits(tx: Session) -> bool:
-    """Whether a job is queued that may be tried now."""
+    """Return whether a queued job may be tried now."""
     query = select(Job.id).where(Job.state == "queued", is_due()).limit(1)
     return tx.scalar(query) is not None
 
@@ -335,9 +335,9 @@ Given = tuple[str, str, str, int, bool, bool]
 def devices_to_give(
     tx: Session, *, lease_ms: int, without: Collection[str] = ()
 ) -> Sequence[Given]:
-    """Devices of the workers that take jobs.
+    """Return the devices of workers that take jobs.
 
-    ``without``: workers that get nothing.
+    ``without``: workers that get no jobs.
     """
     active = select(Worker.id).where(
         Worker.stopped_ms.is_(None),
@@ -351,13 +351,13 @@ def devices_to_give(
 
 
 def devices(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
-    """Devices by worker and id; those that there are."""
+    """Return existing devices by worker and id."""
     query = select(Device).where(tuple_(Device.worker, Device.id).in_(sorted(wanted)))
     return {(row.worker, row.id): row for row in tx.scalars(query)}
 
 
 def hold_free(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
-    """Lock devices, (worker, id), in their order; those of them that are still free and healthy."""
+    """Lock devices, (worker, id), in order. Return those that are still free and healthy."""
     query = select(Device).where(tuple_(Device.worker, Device.id).in_(sorted(wanted)))
     query = query.order_by(Device.worker, Device.id).with_for_update()
     rows = tx.scalars(query, execution_options={"populate_existing": True})
@@ -365,7 +365,7 @@ def hold_free(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[st
 
 
 def sharing(tx: Session) -> dict[str, int]:
-    """How many ``infer`` jobs each worker runs on cores that other jobs have."""
+    """Return how many ``infer`` jobs each worker runs on cores of other jobs."""
     has_devices = exists(select(Device.id).where(Device.job == Job.id))
     query = select(Job.worker, func.count()).where(
         Job.state.in_(LIVE), Job.kind == "infer", ~has_devices

@@ -1,4 +1,4 @@
-"""One attempt at a job: assigned to devices, claimed, ended or lost. Every write is fenced."""
+"""One attempt of a job: assign, claim, end or lose it. Every write is fenced."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,7 +20,7 @@ from models.state import ENDED, LIVE, sources
 from models.tables import Attempt, Checkpoint, Command, Device, Job, now
 
 _IN_ORDER = ("paused", "interrupted")
-"""Kinds of exit of attempts that ended as they were asked to, while their jobs go on."""
+"""Exit kinds of attempts that ended on request while their jobs continue."""
 
 
 def assign(
@@ -32,7 +32,7 @@ def assign(
     *,
     shared: bool = False,
 ) -> bool:
-    """Give a queued job its devices, all at once or not at all. False: somebody was faster.
+    """Give a queued job all its devices, or none. False: another dispatcher was faster.
 
     ``shared``: the devices stay with the jobs that have them.
     """
@@ -94,13 +94,13 @@ def _take(tx: Session, job_id: str, fence: int, worker: str, devices: Sequence[D
 def claim(
     tx: Session, job_id: str, worker: str, start: StartPoint = SCRATCH
 ) -> tuple[Claim, Job] | None:
-    """Take the attempt that waits for this worker. None: another bell was faster, or it is gone.
+    """Claim the attempt that waits for this worker. None: another wake-up was first, or it is gone.
 
-    From here on the rows of earlier attempts from the first step of this one on are hidden, and
-    what the job says of itself is as it was at that step.
+    From here on, rows of earlier attempts are hidden from this attempt's first step on. The job's
+    progress and summary are reset to that step.
 
     Raises:
-        CheckpointNotFound: the one to start from is gone.
+        CheckpointNotFound: The checkpoint to start from is gone.
     """
     checkpoints.take(tx, job_id, start)
     time = now()
@@ -134,7 +134,7 @@ def claim(
 
 
 def run(tx: Session, claim: Claim, *, lease_ms: int) -> LeaseState | None:
-    """Say that the rank has begun. None: this attempt has lost its job."""
+    """Note that the rank has started. None: this attempt has lost its job."""
     time = now()
     started = tx.scalar(
         update(Job)
@@ -166,7 +166,10 @@ def applied(tx: Session, claim: Claim, commands: Sequence[str], step: int | None
 
 
 def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
-    """Note that the checkpoint of this attempt cannot be read. False: it has lost its job."""
+    """Note that the checkpoint of this attempt is unreadable.
+
+    False: the attempt has lost its job.
+    """
     if not leases.holds(tx, claim):
         return False
     query = select(Attempt.checkpoint).where(Attempt.job == claim.job, Attempt.n == claim.attempt)
@@ -178,7 +181,7 @@ def refuse_checkpoint(tx: Session, claim: Claim, detail: str) -> bool:
 
 
 def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
-    """The checkpoint that an attempt resumes from; None: it begins from scratch."""
+    """Return the checkpoint that an attempt resumes from; None: it starts from scratch."""
     query = (
         select(Checkpoint)
         .join(Attempt, Attempt.checkpoint == Checkpoint.id)
@@ -188,7 +191,7 @@ def start_of(tx: Session, claim: Claim) -> Checkpoint | None:
 
 
 def num_halved(tx: Session, job_id: str) -> int:
-    """How many attempts of a job ended for smaller batches."""
+    """Return how many attempts of a job ended to continue with smaller batches."""
     query = select(func.count()).where(Attempt.job == job_id, Attempt.exit_kind == "oom_halved")
     return tx.scalar(query) or 0
 
@@ -202,9 +205,9 @@ def finish(
     error: dict[str, Any] | None = None,
     reason: str | None = None,
 ) -> bool:
-    """End the job: its last events, its devices free. False: this attempt has lost its job.
+    """End the job: store its last events and free its devices. False: this attempt has lost it.
 
-    ``reason``: why it ended; left out, the code of its error, or why it was asked to end.
+    ``reason``: why it ended. Default: the code of its error, or why it was asked to end.
     """
     if state not in ENDED:
         raise ValueError(f"{state} is not an end")
@@ -245,13 +248,12 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
     counted: bool = True,
 ) -> bool:
-    """End an attempt and not its job, which is queued again, or paused where that was asked.
+    """End an attempt but not its job, which is queued again, or paused if requested.
 
-    Where the failure is ``counted`` it is tried again after the back-off, else at once; a pause,
-    and a worker that ends in good order, are no failures. They are counted since the last
-    progress, which is a newer checkpoint. After too many of them the job fails with ``error``, or
-    as one whose worker was lost, or that crashes on every start.
-    False is returned where this attempt had lost its job already.
+    If the failure is ``counted``, the job is retried after the back-off, else at once. A pause and
+    a worker's graceful shutdown are not failures. Failures are counted since the last progress,
+    which is a newer checkpoint. After too many, the job fails with ``error``, or with WorkerLost or
+    CrashLoop. Return False if this attempt had already lost its job.
     """
     row = tx.execute(
         select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
@@ -287,7 +289,7 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
 
 
 def _target(before: str, *, is_cancelled: bool, fails: bool) -> str:
-    """What becomes of a job whose attempt is given up."""
+    """Return the next state of a job whose attempt is given up."""
     if is_cancelled:
         return "cancelled"
     if before == "pausing":
@@ -296,40 +298,43 @@ def _target(before: str, *, is_cancelled: bool, fails: bool) -> str:
 
 
 def _left(tx: Session, claim: Claim, target: str, time: datetime) -> dict[str, Any]:
-    """What else changes of a job that is left by its attempt."""
+    """Return the other columns that change when an attempt leaves its job."""
     if target == "paused":
         return _released(claim) | {"paused_at": database_time(tx)}
     if target == "queued":
-        # what it says of its steps stays until the next attempt says from which it goes on
+        # progress and summary stay until the next attempt reports where it resumes
         return _released(claim) | {"queued_at": time, "probe_overhead": None}
     return {"ended_at": time}
 
 
 def _released(claim: Claim) -> dict[str, Any]:
-    """A job without its attempt, which must not write even before the next one begins."""
+    """Return the columns of a job without an attempt.
+
+    The new fence keeps the old attempt from writing before the next one starts.
+    """
     return {"fence": claim.fence + 1, "devices": [], "worker": None}
 
 
 def waiting(tx: Session, worker: str) -> list[str]:
-    """Jobs that were assigned to a worker and not claimed: their bell may be lost."""
+    """Return jobs that were assigned to a worker and not claimed: their wake-up may be lost."""
     query = select(Attempt.job).where(Attempt.worker == worker, Attempt.state == "assigned")
     return list(tx.scalars(query))
 
 
 def held(tx: Session, worker: str) -> list[Claim]:
-    """Attempts that a worker claimed and never ended: at its start, those of its last life."""
+    """Return attempts that a worker claimed and did not end; at its start, of its last run."""
     return _claims(tx, worker, "claimed")
 
 
 def assigned(tx: Session, worker: str) -> list[Claim]:
-    """Attempts that a worker was given and has not claimed."""
+    """Return attempts that were assigned to a worker and not claimed."""
     return _claims(tx, worker, "assigned")
 
 
 def spent_s(tx: Session, claim: Claim) -> float:
-    """Seconds that the earlier attempts of the job took, from being claimed to their ends.
+    """Return the total seconds of the job's earlier attempts, from claim to end.
 
-    Other workers may have claimed and ended them: both times are the database's.
+    Other workers may have claimed and ended them, so both times are from the database's clock.
     """
     query = select(Attempt.claimed_at, Attempt.ended_at).where(
         Attempt.job == claim.job, Attempt.n < claim.attempt
@@ -342,7 +347,7 @@ def spent_s(tx: Session, claim: Claim) -> float:
 
 
 def open_attempt(tx: Session, job_id: str) -> int | None:
-    """The number of the attempt that writes; 0: none does now. None: there is no such job."""
+    """Return the number of the attempt that writes; 0: none now. None: there is no such job."""
     query = select(Job.attempt, Job.state).where(Job.id == job_id, Job.deleted_at.is_(None))
     row = tx.execute(query).one_or_none()
     if row is None:
@@ -351,7 +356,7 @@ def open_attempt(tx: Session, job_id: str) -> int | None:
 
 
 def of_job(tx: Session, job_id: str) -> list[Attempt]:
-    """The attempts of a job, first to last."""
+    """Return the attempts of a job, first to last."""
     return list(tx.scalars(select(Attempt).where(Attempt.job == job_id).order_by(Attempt.n)))
 
 
@@ -392,7 +397,7 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: ExitKind
 
 
 def _crashes(tx: Session, claim: Claim, failures: int) -> int:
-    """How many crashes in a row this one makes, of the failures since the last progress."""
+    """Return the number of consecutive crashes including this one, since the last progress."""
     earlier = tx.scalars(
         select(Attempt.exit_kind)
         .where(Attempt.job == claim.job, Attempt.n < claim.attempt)
@@ -405,7 +410,7 @@ def _crashes(tx: Session, claim: Claim, failures: int) -> int:
 def _given_up(
     failures: int, crashes: int, reason: str, error: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The error of a job that is not tried again."""
+    """Return the error of a job that is not retried."""
     if crashes >= CRASH_LOOP:
         failure = CrashLoop(f"The training process crashed {crashes} times in a row: {reason}.")
         where = {key: (error or {}).get(key) for key in ("rank", "layer", "step", "log_tail")}

@@ -1,4 +1,4 @@
-"""Which checkpoints of a job are kept. What goes is superseded by something durable."""
+"""Decide which checkpoints of a job to keep. Others go once something durable supersedes them."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -16,15 +16,18 @@ from models.tables import Checkpoint, Job
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Keep those with the best values of a metric."""
+    """Keep the checkpoints with the best values of a metric."""
 
     metric: str
     mode: str
-    """min, max."""
+    """min or max."""
     count: int = 1
 
     def of(self, rows: Sequence[Checkpoint]) -> set[str]:
-        """The ids of the best; of equal ones the earlier. One without the metric is none."""
+        """Return the ids of the best; a tie goes to the earlier.
+
+        Skips rows without a finite value.
+        """
         sign = 1 if self.mode == "min" else -1
         found: list[tuple[float, int, str]] = []
         for row in rows:
@@ -37,14 +40,14 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """What a job's spec says about keeping."""
+    """The retention settings in a job's spec."""
 
     last: int = 3
     best: Best | None = None
 
     @staticmethod
     def of(spec: Mapping[str, Any]) -> "RetentionRule":
-        """Read the ``checkpoint`` of a resolved training spec; of anything else, the defaults."""
+        """Read ``checkpoint`` of a resolved training spec; return the defaults for other specs."""
         said = spec.get("checkpoint") if spec.get("kind") == "train" else None
         if not isinstance(said, Mapping):
             return RetentionRule()
@@ -54,7 +57,7 @@ class RetentionRule:
 
 
 def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """The best checkpoint of each job by its own rule: the checkpoint's id, and why it is that."""
+    """Return the best checkpoint of each job by its own rule: checkpoint id → reason."""
     found: dict[str, str] = {}
     for job_id, spec in tx.execute(select(Job.id, Job.resolved).where(Job.id.in_(job_ids))):
         rule = RetentionRule.of(spec).best
@@ -66,11 +69,12 @@ def best(tx: Session, job_ids: Collection[str]) -> dict[str, str]:
 
 
 def supersede(tx: Session, job_id: str, keeping: RetentionRule) -> list[str]:
-    """Forget what newer checkpoints stand for; the keys of files that may go after the commit.
+    """Delete superseded checkpoints; return the keys of files to delete after the commit.
 
-    Called where the attempt that has the job has just stored one. Never the newest complete one,
-    never one that another job uses or is being submitted for. Those of steps that this attempt
-    runs again, and damaged ones, go now: before, they were all that there was.
+    Called after the attempt that has the job has stored a checkpoint. It keeps the newest complete
+    one and those that another job uses or that are held for a submission. Checkpoints of steps that
+    this attempt runs again, and damaged ones, are deleted only now, because before there were no
+    others.
     """
     standing = checkpoints.of_job(tx, job_id)
     complete = [row for row in standing if row.state == "complete"]
@@ -82,7 +86,7 @@ def supersede(tx: Session, job_id: str, keeping: RetentionRule) -> list[str]:
     every = checkpoints.of_job(tx, job_id, "all")
     superseded = [row.id for row in every if row.id not in kept]
     unused = references.unused(tx, Checkpoint, superseded)
-    unused -= checkpoints.held(tx, job_id)  # looked up once the rows are locked
+    unused -= checkpoints.held(tx, job_id)  # queried after the rows are locked
     gone = [row for row in every if row.id in unused]
     if gone:
         tx.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in gone])))

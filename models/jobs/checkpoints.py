@@ -1,4 +1,4 @@
-"""Saved states of jobs: stored, listed, and where the next attempt of a job starts from."""
+"""Checkpoints: store, list, hold and delete them, and find where the next attempt starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ from models.tables import Checkpoint, Job, now
 
 @dataclass(frozen=True, slots=True)
 class RefusedCheckpoint:
-    """A checkpoint that an attempt would have started from, and what is wrong with it."""
+    """A checkpoint that an attempt could not start from, and why."""
 
     checkpoint: str
     detail: str
     is_damaged: bool = True
-    """For good. False: its files are away, and may be there again for the next attempt."""
+    """Permanent. False: its files are unavailable, but may be back for the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """Where an attempt starts from, and what the job says of itself there."""
+    """Where an attempt starts, with the job's progress and summary at that step."""
 
     checkpoint: str | None = None
     """None: from scratch."""
@@ -38,25 +38,25 @@ class StartPoint:
     progress: dict[str, Any] | None = None
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
     refused: tuple[RefusedCheckpoint, ...] = ()
-    """Newer ones that cannot be read."""
+    """Newer checkpoints that cannot be read."""
 
 
 SCRATCH = StartPoint()
 HOLD_MS = 60_000
-"""How long a checkpoint is held: longer than a job waits to be planned."""
+"""How long a checkpoint is held: longer than the planning of a job takes."""
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of a checkpoint's columns; its files are durable already."""
+    """Store rows of a checkpoint's columns. Its files are already durable."""
     if rows:
         tx.execute(insert(Checkpoint), [{"job": job, "attempt": attempt, **row} for row in rows])
 
 
 def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
-    """One checkpoint. ``owner`` None sees everybody's.
+    """Return one checkpoint. ``owner`` None sees those of all owners.
 
     Raises:
-        CheckpointNotFound: there is none, or it is somebody else's.
+        CheckpointNotFound: It does not exist, or belongs to someone else.
     """
     found = tx.get(Checkpoint, checkpoint_id)
     if found is None or (owner is not None and found.owner != owner):
@@ -65,7 +65,7 @@ def get(tx: Session, checkpoint_id: str, owner: str | None) -> Checkpoint:
 
 
 def upload(tx: Session, **columns: Any) -> Checkpoint:
-    """Store one that a client uploaded; its files are durable already."""
+    """Store an uploaded checkpoint. Its files are already durable."""
     row = Checkpoint(step=0, epoch=0, final=True, metrics={}, created_at=now(), **columns)
     tx.add(row)
     tx.flush()
@@ -73,7 +73,7 @@ def upload(tx: Session, **columns: Any) -> Checkpoint:
 
 
 def trained(tx: Session, saved: Checkpoint) -> dict[str, Any]:
-    """Its network and fields: the resolved spec of its job, or what was uploaded with it."""
+    """Return its network and fields: from the resolved spec of its job, or as uploaded with it."""
     if saved.job is not None:
         return jobs.whole(tx, saved.job, None).resolved
     return saved.network or {}
@@ -82,7 +82,7 @@ def trained(tx: Session, saved: Checkpoint) -> dict[str, Any]:
 def find(
     tx: Session, *, owner: str | None, sha256: str | None, after: str | None, limit: int
 ) -> list[Checkpoint]:
-    """Checkpoints, newest first. ``sha256``: only those uploaded as a file with this digest."""
+    """List checkpoints, newest first. ``sha256``: only uploads with this digest."""
     query = select(Checkpoint).order_by(Checkpoint.id.desc()).limit(limit)
     if owner is not None:
         query = query.where(Checkpoint.owner == owner)
@@ -94,32 +94,32 @@ def find(
 
 
 def uploaded(tx: Session) -> set[str]:
-    """The ids of all uploaded ones."""
+    """Return the ids of all uploaded checkpoints."""
     return set(tx.scalars(select(Checkpoint.id).where(Checkpoint.job.is_(None))))
 
 
 def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
-    """A job's checkpoints by step; not those of steps that a later attempt has run again."""
-    # one of step s was made after step s - 1: it stands with that one
+    """List a job's checkpoints by step, without those of steps that a later attempt ran again."""
+    # a checkpoint of step s was saved after step s - 1, so it counts with that step
     where = lineage.shown(tx, job_id, Checkpoint.attempt, Checkpoint.step - 1, asked)
     query = select(Checkpoint).where(Checkpoint.job == job_id, *where)
     return list(tx.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt, Checkpoint.id)))
 
 
 def resumable(tx: Session, job_id: str) -> list[Checkpoint]:
-    """What the next attempt may start from, the best first.
+    """List the checkpoints that the next attempt may start from, the best first.
 
-    A row is stored with every event up to its step, so whatever has a row has its events. Of one
-    that was made at the end of training the engine finds that nothing is left to do.
+    A row is stored together with all events up to its step, so every row has its events. If it was
+    saved at the end of training, the engine finds that nothing is left to do.
     """
     return [row for row in of_job(tx, job_id) if row.state == "complete"][::-1]
 
 
 def newest(tx: Session, job: Job, *, hold: bool = False) -> Checkpoint:
-    """The newest complete checkpoint of a job, with ``hold`` held as `hold` does.
+    """Return the newest complete checkpoint of a job. ``hold`` holds it as `hold` does.
 
     Raises:
-        CheckpointMissing: it has none.
+        CheckpointMissing: The job has none.
     """
     while found := resumable(tx, job.id):
         if not hold or _hold(tx, found[0].id):  # a newer one may just have superseded it
@@ -128,17 +128,17 @@ def newest(tx: Session, job: Job, *, hold: bool = False) -> Checkpoint:
 
 
 def hold(tx: Session, checkpoint_id: str) -> None:
-    """Keep newer checkpoints from superseding one while a job that reads it is planned.
+    """Keep a checkpoint from being superseded while a job that reads it is planned.
 
     Raises:
-        CheckpointNotFound: it is gone.
+        CheckpointNotFound: It is gone.
     """
     if not _hold(tx, checkpoint_id):
         raise CheckpointNotFound(f"No checkpoint has the id {checkpoint_id}.")
 
 
 def held(tx: Session, job_id: str) -> set[str]:
-    """The ids of the checkpoints of a job that are held now."""
+    """Return the ids of the checkpoints of a job that are held now."""
     mine = (Checkpoint.job == job_id, Checkpoint.held_until_ms > now_ms())
     return set(tx.scalars(select(Checkpoint.id).where(*mine)))
 
@@ -150,20 +150,20 @@ def _hold(tx: Session, checkpoint_id: str) -> bool:
 
 
 def newest_step(tx: Session, job_id: str) -> int:
-    """How far the checkpoints of a job reach: updates done; 0 where it has none."""
+    """Return the highest step of a job's complete checkpoints, in updates done; 0 without any."""
     mine = (Checkpoint.job == job_id, Checkpoint.state == "complete")
     return tx.scalar(select(func.max(Checkpoint.step)).where(*mine)) or 0
 
 
 def take(tx: Session, job_id: str, start: StartPoint) -> None:
-    """Make sure, in the transaction that claims an attempt, that its start is still there.
+    """Check, in the transaction that claims an attempt, that its start checkpoint still exists.
 
     Raises:
-        CheckpointNotFound: it is not.
+        CheckpointNotFound: It does not.
     """
     if start.checkpoint is None:
         return
-    # the lock that deleting one takes too
+    # the same lock as for deleting one
     tx.scalar(select(Job.id).where(Job.id == job_id).with_for_update())
     query = select(Checkpoint.id).where(
         Checkpoint.id == start.checkpoint,
@@ -176,7 +176,7 @@ def take(tx: Session, job_id: str, start: StartPoint) -> None:
 
 
 def refuse(tx: Session, refused: RefusedCheckpoint) -> NewEvent:
-    """Let nothing resume from a damaged one any more; the line for the job's log that says so."""
+    """Mark a damaged checkpoint so that nothing resumes from it; return the log event about it."""
     row = tx.get(Checkpoint, refused.checkpoint)
     step = None if row is None else row.step
     if refused.is_damaged:
@@ -188,10 +188,10 @@ def refuse(tx: Session, refused: RefusedCheckpoint) -> NewEvent:
 
 
 def delete(tx: Session, checkpoint: Checkpoint) -> None:
-    """Forget one checkpoint; its files may go after commit.
+    """Delete the row of a checkpoint. Its files may be deleted after the commit.
 
     Raises:
-        CheckpointInUse: a job that has not ended reads it, or would resume from it.
+        CheckpointInUse: A job that has not ended reads it, or would resume from it.
     """
     if not references.unused(tx, Checkpoint, [checkpoint.id]):
         raise CheckpointInUse("A job that has not ended uses this checkpoint.")
@@ -202,6 +202,6 @@ def delete(tx: Session, checkpoint: Checkpoint) -> None:
 
 
 def _is_next_start(tx: Session, job_id: str, checkpoint_id: str) -> bool:
-    """Whether a job has not ended and would resume from this checkpoint; locks the job."""
+    """Return whether an unfinished job would resume from this checkpoint. Locks the job's row."""
     state = tx.scalar(select(Job.state).where(Job.id == job_id).with_for_update())
     return state not in ENDED and [row.id for row in resumable(tx, job_id)[:1]] == [checkpoint_id]

@@ -1,7 +1,7 @@
-"""What is asked of a running job: settings changed (``set``), things done (``do``).
+"""Commands to a running job: change settings (``set``) or do something (``do``).
 
-A command is pending until the rank has taken it up at a step boundary; then it is applied, with
-that step, or rejected, with the reason. Those of a job that has ended are rejected.
+A command is pending until the rank applies it at a step boundary. Then it is applied, with that
+step, or rejected, with the reason. Pending commands of a job that has ended are rejected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _OURS = ("checkpoint", "evaluate")
 
 @dataclass(frozen=True, slots=True)
 class CommandChange:
-    """What became of a command."""
+    """The result of a command."""
 
     command: str
     values: dict[str, Any]
@@ -30,10 +30,10 @@ class CommandChange:
 
 
 def add(tx: Session, job: Job, body: Mapping[str, Any], *, by: str) -> Command:
-    """Ask something of a job that has not ended. It is taken up at the next step boundary.
+    """Add a command to a job that has not ended. It applies at the next step boundary.
 
     Raises:
-        JobEnded: it has ended, or is about to.
+        JobEnded: The job has ended or is being cancelled.
     """
     open_ = Job.state.not_in([*ENDED, "cancelling"])
     number = tx.scalar(
@@ -60,10 +60,10 @@ def add(tx: Session, job: Job, body: Mapping[str, Any], *, by: str) -> Command:
 
 
 def get(tx: Session, job: Job, command_id: str) -> Command:
-    """One command of a job, of whatever kind.
+    """Return one command of a job, of any kind.
 
     Raises:
-        CommandNotFound: it has none of this id.
+        CommandNotFound: The job has no command with this id.
     """
     found = tx.get(Command, command_id, populate_existing=True)
     if found is None or found.job != job.id:
@@ -74,7 +74,7 @@ def get(tx: Session, job: Job, command_id: str) -> Command:
 def find(
     tx: Session, job_id: str, *, states: Sequence[str] = (), after: str | None, limit: int
 ) -> list[Command]:
-    """Commands of a job, oldest first."""
+    """List the commands of a job, oldest first."""
     query = select(Command).where(Command.job == job_id).order_by(Command.id).limit(limit)
     if states:
         query = query.where(Command.state.in_(states))
@@ -84,7 +84,7 @@ def find(
 
 
 def orders(rows: Iterable[Command]) -> list[dict[str, Any]]:
-    """Of some commands those that a rank carries out, as it is told of them."""
+    """Return those commands that a rank carries out, in the format for the rank."""
     return [
         {"id": row.id, "by": row.by, **row.body}
         | ({} if row.step is None else {"step": row.step, "old": row.old, "new": row.new})
@@ -94,15 +94,15 @@ def orders(rows: Iterable[Command]) -> list[dict[str, Any]]:
 
 
 def is_order(body: Mapping[str, Any]) -> bool:
-    """Whether a rank carries it out, at a step boundary."""
+    """Return whether a rank carries out the command, at a step boundary."""
     return "set" in body or body.get("do") in _OURS
 
 
 def to_carry_out(tx: Session, job_id: str, step: int | None) -> list[dict[str, Any]]:
-    """What an attempt is told that begins at a step (None: the first): in the order of asking.
+    """Return the commands for an attempt that starts at a step (None: the first), oldest first.
 
-    First what was applied at that step or later, to be applied again at its own step: the steps
-    that it held for are done once more. Then what is still pending.
+    First come those that were applied at that step or later: they apply again at their own step,
+    because their steps run again. Then come the pending ones.
     """
     query = select(Command).where(Command.job == job_id).order_by(Command.number)
     ours = [row for row in tx.scalars(query) if is_order(row.body)]
@@ -111,7 +111,7 @@ def to_carry_out(tx: Session, job_id: str, step: int | None) -> list[dict[str, A
 
 
 def spec_at(tx: Session, job_id: str, resolved: dict[str, Any], step: int | None) -> dict[str, Any]:
-    """A job's spec as it held just before a step: with what was set before it."""
+    """Return a job's spec just before a step, with all settings changed before it."""
     query = (
         select(Command)
         .where(Command.job == job_id, Command.state == "applied", Command.step < (step or 0))
@@ -125,7 +125,7 @@ def spec_at(tx: Session, job_id: str, resolved: dict[str, Any], step: int | None
 
 
 def spec_now(tx: Session, job: Job) -> dict[str, Any]:
-    """A job's spec with all that was set, or asked to be, and not refused."""
+    """Return a job's spec with all changes of settings, except rejected ones."""
     query = select(Command).where(Command.job == job.id, Command.state != "rejected")
     spec = job.resolved
     for row in tx.scalars(query.order_by(Command.number)):
@@ -135,7 +135,7 @@ def spec_now(tx: Session, job: Job) -> dict[str, Any]:
 
 
 def note(tx: Session, job_id: str, changes: Sequence[CommandChange]) -> None:
-    """Store what became of commands. One that is not there is no error."""
+    """Store the results of commands. Unknown commands are ignored."""
     for change in changes:
         tx.execute(
             update(Command)
@@ -145,7 +145,7 @@ def note(tx: Session, job_id: str, changes: Sequence[CommandChange]) -> None:
 
 
 def reject_pending(tx: Session, job_id: str) -> None:
-    """Reject what a job that has ended did not come to take up."""
+    """Reject the commands that a job did not apply before its end."""
     problem = {"code": JobEnded().code, "detail": "The job ended before its next step."}
     query = select(Command).where(Command.job == job_id, Command.state == "pending")
     for row in tx.scalars(query):

@@ -1,4 +1,4 @@
-"""How an attempt may end: a closed list, and what each end means for its job. Pure; no SQL."""
+"""How an attempt may end: a closed list, and what each end means for its job. No SQL."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,8 +31,9 @@ ExitKind = Literal[
     "internal",
 ]
 Fate = Literal["ends", "waits", "returns", "retries"]
-"""``ends``: so does the job. ``waits``: it is paused. ``returns``: it is queued again at once, and
-nothing is counted. ``retries``: it is queued again after a while, and the failure is counted."""
+"""``ends``: the job ends too. ``waits``: the job is paused. ``returns``: it is queued again at
+once, without counting a failure. ``retries``: it is queued again after a delay, and the failure
+counts."""
 
 FATES: dict[ExitKind, Fate] = {
     "succeeded": "ends",
@@ -63,33 +64,33 @@ FATES: dict[ExitKind, Fate] = {
 }
 
 CRASH_LOOP = 3
-"""So many crashes in a row without progress end a job, whatever its spec allows."""
+"""Consecutive crashes without progress that end a job, whatever its spec allows."""
 MAX_RESTARTS = 3
-"""Of a job whose spec says nothing."""
+"""Default for a job whose spec sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a job waits before it is tried again: twice as long each time, up to a limit."""
+    """The delay before a retry. It doubles each time, up to a limit."""
 
     first_s: float = 1.0
     max_s: float = 300.0
 
     def after_s(self, failures: int) -> float:
-        """The wait after so many failures in a row, at least one."""
+        """Return the delay after this many consecutive failures, at least one."""
         return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 60))
 
 
 def max_restarts(resolved: dict[str, Any]) -> int:
-    """The restarts without progress that a resolved spec allows."""
+    """Return the restarts without progress that a resolved spec allows."""
     retry: dict[str, int] = resolved.get("retry") or {}
     return retry.get("max_restarts", MAX_RESTARTS)
 
 
 def is_over(kind: ExitKind, *, failures: int, crashes: int, restarts: int) -> bool:
-    """Whether a job that failed like this is not tried again.
+    """Return whether a job that failed like this is not retried.
 
-    ``failures``: without progress, this one included. ``crashes``: of them, those at the end of
-    the row that were crashes. ``restarts``: allowed without progress.
+    ``failures``: failures without progress, including this one. ``crashes``: consecutive crashes at
+    the end of them. ``restarts``: allowed restarts without progress.
     """
     return failures > restarts or (kind == "crash" and crashes >= CRASH_LOOP)

@@ -1,4 +1,4 @@
-"""Jobs as their owners see them: submitted, listed, changed, cancelled, deleted."""
+"""Jobs as their owners see them: submit, list, update, cancel, delete."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ from models.tables import (
 from models.telemetry import tracing
 
 WHOLE = undefer_group("spec")
-"""Has a query of jobs bring their ``spec``, ``resolved`` and ``plan`` too."""
+"""Makes a query of jobs load ``spec``, ``resolved`` and ``plan`` too."""
 
 
-def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
+def add(  # noqa: PLR0913 (the columns of a job)
     tx: Session,
     *,
     owner: str,
@@ -44,9 +44,9 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
     created_by: str | None = None,
     stem: str | None = None,
 ) -> Job:
-    """Store a queued job and its first event, in this one transaction.
+    """Store a queued job and its first event, in this transaction.
 
-    ``stem``: what the name begins with where the spec gives none; by default, the job's kind.
+    ``stem``: prefix of the name if the spec has none. Default: the job's kind.
     """
     time = now()
     job = Job(
@@ -82,26 +82,26 @@ def add(  # noqa: PLR0913 (a job is made of these, and of nothing less)
 
 
 def get(tx: Session, job_id: str, owner: str | None, *, lock: bool = False) -> Job:
-    """One job. ``owner`` None sees everybody's.
+    """Return one job. ``owner`` None sees those of all owners.
 
     Args:
-        tx: the transaction.
-        job_id: the id of the job.
-        owner: who asks.
-        lock: lock the row until the transaction ends, and read it as the last commit left it.
-            What is decided from a job and then written to it needs this.
+        tx: The transaction.
+        job_id: The id of the job.
+        owner: The caller's owner.
+        lock: Lock the row until the transaction ends, and read it as of the last commit. Required
+            if you read a job, decide, and then write to it.
 
     Raises:
-        JobNotFound: there is none, or it is somebody else's.
+        JobNotFound: It does not exist, or belongs to someone else.
     """
     return _found(tx, job_id, owner, with_for_update=lock or None)
 
 
 def whole(tx: Session, job_id: str, owner: str | None) -> Job:
-    """One job with its ``spec``, ``resolved`` and ``plan``, which may take megabytes.
+    """Return one job with its ``spec``, ``resolved`` and ``plan``, which may be megabytes.
 
     Raises:
-        JobNotFound: there is none, or it is somebody else's.
+        JobNotFound: It does not exist, or belongs to someone else.
     """
     return _found(tx, job_id, owner, options=[WHOLE])
 
@@ -114,7 +114,7 @@ def _found(tx: Session, job_id: str, owner: str | None, **how: Any) -> Job:
 
 
 class JobProgress(NamedTuple):
-    """How far a job is, without its spec and plan."""
+    """The progress of a job, without its spec and plan."""
 
     state: str
     last_seq: int
@@ -122,15 +122,15 @@ class JobProgress(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it changes any more."""
+        """Return whether the job has ended, so nothing changes any more."""
         return self.state in ENDED
 
 
 def standing(tx: Session, job_id: str, owner: str | None) -> JobProgress:
-    """How far a job is. ``owner`` None sees everybody's.
+    """Return the progress of a job. ``owner`` None sees those of all owners.
 
     Raises:
-        JobNotFound: there is none, or it is somebody else's.
+        JobNotFound: It does not exist, or belongs to someone else.
     """
     query = select(Job.state, Job.last_seq, Job.version)
     query = query.where(Job.id == job_id, Job.deleted_at.is_(None))
@@ -152,7 +152,7 @@ class Filter:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     parent: str | None = None
     text: str | None = None
-    """Part of the name or the id, in any case."""
+    """Part of the name or the id, ignoring case."""
     name: str | None = None
     """The whole name."""
 
@@ -165,7 +165,7 @@ def find(
     limit: int,
     order: Literal["desc", "asc"] = "desc",
 ) -> list[Job]:
-    """Jobs by the time they were made, newest first unless told otherwise."""
+    """List jobs by creation time, newest first by default."""
     query = select(Job).where(Job.deleted_at.is_(None))
     if wanted.owner is not None:
         query = query.where(Job.owner == wanted.owner)
@@ -194,7 +194,7 @@ def find(
 def patch(tx: Session, job: Job, changes: Mapping[str, Any]) -> Job:
     """Change the name, the labels or the priority of a job that this transaction has locked.
 
-    A name that is set to null is made anew.
+    A name set to null is generated again.
     """
     if "name" in changes and changes["name"] is None:
         changes = {**changes, "name": names.make(tx, job.owner, job.kind)}
@@ -216,10 +216,10 @@ def _index_labels(tx: Session, job: Job) -> None:
 
 
 def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
-    """Ask a job to stop. One that no worker has taken is cancelled at once.
+    """Ask a job to stop. A queued or paused job is cancelled at once.
 
     Raises:
-        JobEnded: it has ended already.
+        JobEnded: It has already ended.
     """
     before = pausing.locked(tx, job)
     if before in ENDED:
@@ -270,13 +270,13 @@ def _ask_worker_to_stop(tx: Session, job_id: str, before: str, reason: str) -> N
 
 
 def delete(tx: Session, job: Job) -> None:
-    """Delete an ended job: from the commit on nobody sees it or anything of it.
+    """Delete an ended job. After the commit, nobody sees it or any of its data.
 
-    What would take long, its events, series and files, the purge deletes later.
+    The purge later deletes its events, series and files, which takes long.
 
     Raises:
-        JobNotEnded: it may still be written to.
-        CheckpointInUse: a job that has not ended begins with a checkpoint of it, or reads one.
+        JobNotEnded: It may still be written to.
+        CheckpointInUse: A job that has not ended uses one of its checkpoints.
     """
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
@@ -293,16 +293,16 @@ def delete(tx: Session, job: Job) -> None:
 
 
 def count_by_state(tx: Session) -> dict[str, int]:
-    """How many jobs there are in each state."""
+    """Return the number of jobs in each state."""
     query = select(Job.state, func.count()).group_by(Job.state)
     found = {state: int(count) for state, count in tx.execute(query)}
-    # counted apart, so that the first query reads an index and no rows
+    # counted separately, so that the first query reads only an index
     for state, count in tx.execute(query.where(Job.deleted_at.is_not(None))):
         found[state] -= count
     return {state: found.get(state, 0) for state in STATES}
 
 
 def commands_pending(tx: Session, job_id: str) -> list[Command]:
-    """What was asked of a job and is not done, oldest first."""
+    """List the pending commands of a job, oldest first."""
     query = select(Command).where(Command.job == job_id, Command.state == "pending")
     return list(tx.scalars(query.order_by(Command.created_at, Command.id)))

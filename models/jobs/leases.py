@@ -1,7 +1,7 @@
-"""The lease of an attempt: the right to write for it, and what a supervisor learns as it writes.
+"""The lease of an attempt: the right to write for it. Each write also returns the job's state.
 
-Every write names the attempt's fence. A supervisor that was given up for dead and wakes again
-finds that its writes match no row, and stops.
+Every write names the attempt's fence. The writes of a supervisor that was considered lost and wakes
+up again match no row, so it stops.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What a supervisor learns whenever it writes."""
+    """What a supervisor receives with every write."""
 
     state: str
     last_seq: int
@@ -43,7 +43,7 @@ def beat(
     num_events: int = 0,
     changes: Mapping[str, Any] | None = None,
 ) -> LeaseState | None:
-    """Renew the lease, and take numbers for so many events. None: this attempt has lost its job.
+    """Renew the lease and reserve numbers for events. None: this attempt has lost its job.
 
     ``changes``: new values of the job's columns.
     """
@@ -66,14 +66,14 @@ def beat(
 
 
 def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:
-    """Let the lease begin anew in a transaction that has renewed it and taken long since."""
+    """Restart the lease again at the end of a transaction that renewed it but took long."""
     fenced = update(Job).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
     renewed = fenced.values(lease_expires_ms=now_ms() + lease_ms).returning(Job.id)
     return tx.scalar(renewed) is not None
 
 
 def expired(tx: Session) -> list[Claim]:
-    """Attempts whose lease has run out, by the database's clock."""
+    """Return attempts with an expired lease, by the database's clock."""
     rows = tx.execute(
         select(Job.id, Job.attempt, Job.fence).where(
             Job.state.in_(LIVE), Job.lease_expires_ms < now_ms()
@@ -83,10 +83,10 @@ def expired(tx: Session) -> list[Claim]:
 
 
 def still_expired(tx: Session, claim: Claim) -> int | None:
-    """The database's time if the lease is still run out, now that this transaction may write.
+    """Return the database's time if the lease is still expired inside this write transaction.
 
-    Locks the job's row. Where another holds it somebody is just writing, its supervisor perhaps:
-    nothing has run out then, and nobody waits for a writer that stands still.
+    Locks the job's row. If another transaction holds the lock, something, perhaps its supervisor,
+    is writing: then the lease counts as valid, and nobody waits for a stalled writer.
     """
     query = select(now_ms()).where(
         Job.id == claim.job, Job.fence == claim.fence, Job.lease_expires_ms < now_ms()
@@ -95,6 +95,6 @@ def still_expired(tx: Session, claim: Claim) -> int | None:
 
 
 def holds(tx: Session, claim: Claim) -> bool:
-    """Whether the job is still this attempt's; locks its row."""
+    """Return whether this attempt still has the job. Locks the job's row."""
     held = select(Job.id).where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
     return tx.scalar(held.with_for_update()) is not None

@@ -1,7 +1,7 @@
-"""Names of jobs that were submitted without one: ``mlp-7``, ``infer-digits-2``.
+"""Generate names for jobs without one: ``mlp-7``, ``infer-digits-2``.
 
-A counter for each owner and kind of name, in the transaction that stores the job: two submissions
-at once wait for each other's counter and never get the same number.
+Each owner and stem has a counter, updated in the transaction that stores the job. Concurrent
+submissions wait for the counter and never get the same number.
 """
 
 import re
@@ -17,19 +17,19 @@ from sqlalchemy.orm import Session
 from models.tables import Job, NameCounter, core
 
 _MOST = 60
-"""Characters before the number."""
+"""Maximum characters before the number."""
 
 
 def stem_of(spec: Mapping[str, Any], used: Mapping[str, str | None]) -> str:
-    """What stands before the number in the name of a job.
+    """Return the part of a job's name before the number.
 
     Args:
-        spec: of the job, as submitted.
-        used: the names of the datasets and checkpoints that it uses, by their ids.
+        spec: The spec of the job, as submitted.
+        used: The names of the datasets and checkpoints that it uses, by id.
 
     Returns:
-        Of training the preset, else the name that the network was uploaded under, else
-        ``train-`` and the dataset; of other kinds the kind and the dataset.
+        For training: the preset, else the name of the uploaded network, else ``train-`` and the
+        dataset. For other kinds: the kind and the dataset.
     """
     network: Any = spec.get("network") or {}
     if network.get("type") == "preset":
@@ -45,7 +45,7 @@ def stem_of(spec: Mapping[str, Any], used: Mapping[str, str | None]) -> str:
 
 
 def make(tx: Session, owner: str, stem: str) -> str:
-    """A name that no job of the owner has; its number is given out once."""
+    """Return a name that no job of the owner has. Each number is used once."""
     while True:
         number = tx.scalars(_next(tx.get_bind().dialect.name), {"owner": owner, "stem": stem}).one()
         name = f"{stem}-{number}"
@@ -54,7 +54,7 @@ def make(tx: Session, owner: str, stem: str) -> str:
             return name
 
 
-@cache  # making it takes as long as what it does
+@cache  # building it takes as long as executing it
 def _next(dialect: str) -> Any:
     table = core(NameCounter)
     query = (postgresql if dialect == "postgresql" else sqlite).insert(table).values(last=1)
@@ -64,5 +64,5 @@ def _next(dialect: str) -> Any:
 
 
 def _plain(text: str) -> str:
-    """A text with letters, digits and ``_.-`` only, not too long."""
+    """Return a text with only letters, digits and ``_.-``, limited in length."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:_MOST] or "job"

@@ -1,7 +1,7 @@
-"""Pausing a job and going on with it.
+"""Pause a job and resume it.
 
-Each is one change under the lock of the job's row. A paused job has ended its attempt, keeps its
-checkpoints and holds no device; it has not ended.
+Each is one change under the lock of the job's row. A paused job has no running attempt, keeps its
+checkpoints and holds no device, but it has not ended.
 """
 
 from datetime import datetime
@@ -21,11 +21,11 @@ RESUMED = "resumed by its owner"
 
 
 def request_pause(tx: Session, job: Job) -> Job:
-    """Ask a job to pause: a queued one is paused at once. One that is paused stays so.
+    """Ask a job to pause. A queued job is paused at once; a paused job stays paused.
 
     Raises:
-        JobEnded: it has ended already.
-        CannotPause: it is being cancelled, or it is of a kind that keeps no checkpoint.
+        JobEnded: It has already ended.
+        CannotPause: It is being cancelled, or its kind saves no checkpoints.
     """
     before = locked(tx, job)
     if before in ENDED:
@@ -46,11 +46,11 @@ def request_pause(tx: Session, job: Job) -> Job:
 
 
 def request_resume(tx: Session, job: Job) -> Job:
-    """Queue a paused job again; one that is pausing, as soon as it is paused.
+    """Queue a paused job again, or a pausing job as soon as it is paused.
 
     Raises:
-        JobEnded: it has ended already.
-        JobNotPaused: it is neither paused nor pausing.
+        JobEnded: It has already ended.
+        JobNotPaused: It is neither paused nor pausing.
     """
     before = locked(tx, job)
     if before in ENDED:
@@ -66,10 +66,10 @@ def request_resume(tx: Session, job: Job) -> Job:
 
 
 def locked(tx: Session, job: Job) -> str:
-    """The state of a job, whose row is locked from here to the end of the transaction.
+    """Lock the row of a job until the end of the transaction and return its state.
 
     Raises:
-        JobNotFound: it was deleted meanwhile.
+        JobNotFound: It was deleted in the meantime.
     """
     query = select(Job.state).where(Job.id == job.id, Job.deleted_at.is_(None))
     state = tx.scalar(query.with_for_update())
@@ -79,19 +79,19 @@ def locked(tx: Session, job: Job) -> str:
 
 
 def settle(tx: Session, job_id: str) -> None:
-    """After an attempt has ended in a pause: queue its job again if that was asked meanwhile."""
+    """Queue a job again after its attempt ended in a pause, if a resume was requested meanwhile."""
     if tx.scalar(select(Job.resume_requested).where(Job.id == job_id)):
         _queue(tx, job_id)
 
 
 class Paused(NamedTuple):
-    """For how long a job was paused."""
+    """The pauses of a job."""
 
     since: datetime | None
     before_ms: int
 
     def ended(self, at: datetime) -> dict[str, Any]:
-        """The columns of its job once it is paused no more."""
+        """Return the columns of the job after the current pause ends."""
         if self.since is None:
             return {}
         passed = round((at - self.since).total_seconds() * 1000)
@@ -99,7 +99,7 @@ class Paused(NamedTuple):
 
 
 def of_job(tx: Session, job_id: str) -> Paused:
-    """For how long a job was paused."""
+    """Return the pauses of a job."""
     row = tx.execute(select(Job.paused_at, Job.paused_ms).where(Job.id == job_id)).one()
     return Paused(*row)
 

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt said, stored: all of a shipment once, or nothing."""
+"""Store the records of an attempt's ranks: a whole shipment once, or nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from models.tables import Attempt, JobArtifact, now
 
 @dataclass(slots=True)
 class Batch:
-    """What a rank said since the last shipment, sorted by where it goes."""
+    """The records of a rank since the last shipment, sorted by destination."""
 
     events: list[NewEvent] = field(default_factory=list[NewEvent])
     metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -29,9 +29,9 @@ class Batch:
     checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     probes: tuple[int, int] | None = None
-    """The newest revision of the probes that is in force, and its first step."""
+    """The newest revision of the probes in effect, and its first step."""
     probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])
-    """What the engine found out about probes, or did with them."""
+    """Changes to probes that the engine reported."""
     commands: list[CommandChange] = field(default_factory=list[CommandChange])
     """Commands that the engine applied or rejected."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -39,7 +39,7 @@ class Batch:
 
 
 def prepare(batch: Batch) -> None:
-    """Load what storing this needs: before the transaction, which should be short."""
+    """Import what storing needs before the transaction, to keep that short."""
     if batch.stats:
         from models.observations import stats as _  # noqa: F401, PLC0415
 
@@ -47,12 +47,14 @@ def prepare(batch: Batch) -> None:
 def ship(
     tx: Session, claim: Claim, batch: Batch, *, offsets: tuple[int, int], lease_ms: int
 ) -> LeaseState | None:
-    """Store what a rank said: all of it once, or nothing. None: this attempt has lost its job.
+    """Store the records of a rank: all of them once, or nothing.
 
-    One fenced statement renews the lease, takes gapless numbers for the events and brings back
-    what was asked of the job; the spool's offset moves in the same transaction, so a record
-    that is read again after a crash is not stored again. Every shipment is counted, also one
-    that has nothing of the spool.
+    None: this attempt has lost its job.
+
+    One fenced statement renews the lease, reserves gapless numbers for the events and returns the
+    pending commands. The spool's offset moves in the same transaction, so a record that is read
+    again after a crash is not stored again. Every shipment is counted, even one without spool
+    records.
     """
     num_events = len(batch.events)
     beat = leases.beat(tx, claim, lease_ms=lease_ms, num_events=num_events, changes=batch.job)
@@ -89,7 +91,7 @@ def ship(
 
 
 def _add_artifacts(tx: Session, claim: Claim, rows: Sequence[dict[str, Any]]) -> None:
-    """Add files that a job made; an earlier attempt may have made them too."""
+    """Add files that a job created; they replace those of earlier attempts."""
     if not rows:
         return
     names = [row["name"] for row in rows]
@@ -99,6 +101,6 @@ def _add_artifacts(tx: Session, claim: Claim, rows: Sequence[dict[str, Any]]) ->
 
 
 def num_shipments(tx: Session, claim: Claim) -> int:
-    """How many shipments were stored: tells whether a commit whose answer was lost took place."""
+    """Return the number of stored shipments, to check whether an unconfirmed commit succeeded."""
     mine = (Attempt.job == claim.job, Attempt.n == claim.attempt)
     return tx.scalars(select(Attempt.num_shipments).where(*mine)).one()

@@ -1,4 +1,4 @@
-"""Tensors that were kept: which layer, kind and step, and where the bytes are."""
+"""Captured tensors: layer, kind and step, and where the bytes are."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from models.tables import Capture
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
 
-    ``tensor``, ``form``, ``slice`` and ``captured_from`` may be left out for a file of one whole
+    ``tensor``, ``form``, ``slice`` and ``captured_from`` are optional for a file with one whole
     tensor.
     """
     if rows:
@@ -40,7 +40,7 @@ def find(  # noqa: PLR0913 (each is a filter)
     limit: int = 100,
     asked: Asked = None,
 ) -> list[Capture]:
-    """Captures in the order they were made."""
+    """List captures, oldest first."""
     query = select(Capture).where(
         Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, asked)
     )
@@ -60,12 +60,12 @@ def find(  # noqa: PLR0913 (each is a filter)
 def get(
     tx: Session, job: str, layer: str, kind: str, step: int | None, *, phase: str | None = None
 ) -> Capture:
-    """The capture of a tensor at a step; None means the newest.
+    """Return the capture of a tensor at a step; None means the newest.
 
-    Of both phases, one of training goes before one of the evaluation after the same step.
+    If a step has both phases, training comes before evaluation.
 
     Raises:
-        StepNotCaptured: there is none; the error lists the nearest steps that are.
+        StepNotCaptured: There is none; the error lists the nearest captured steps.
     """
     mine = (
         Capture.job == job,
@@ -74,7 +74,7 @@ def get(
         *lineage.shown(tx, job, Capture.attempt, Capture.step),
         *(() if phase is None else (Capture.phase == phase,)),
     )
-    # of one step: that of training before that of the evaluation after it, and the whole one first
+    # at the same step: training before evaluation, and whole tensors first
     by = (Capture.step.desc(), Capture.phase.desc(), Capture.form != "full", Capture.id.desc())
     query = select(Capture).where(*mine).order_by(*by).limit(1)
     found = tx.scalar(query if step is None else query.where(Capture.step == step))
@@ -94,7 +94,7 @@ def get(
 
 
 def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
-    """Why there is no capture of a tensor, and what to do about it."""
+    """Return why there is no capture of a tensor, and what to do about it."""
     watching = [
         row.body
         for row in probes.of_job(tx, job)
@@ -115,5 +115,5 @@ def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
 
 
 def _is_matched(layer: str, matched: Sequence[str]) -> bool:
-    """Whether a probe looks at a tensor of this name; states are of a parameter that it matches."""
+    """Return whether a probe watches a tensor of this name, or its parameter's optimizer state."""
     return any(name == layer or layer.startswith((f"{name}.", f"{name}:")) for name in matched)

@@ -1,4 +1,4 @@
-"""The event log of a job: append with a dense sequence, read by cursor."""
+"""The event log of a job: append with gapless numbers, read by cursor."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,21 +16,21 @@ from models.state import ENDED
 from models.tables import Event, Job, core
 
 REPEATED = ("metrics", "stats")
-"""Types of events that repeat values of the series: retention deletes them before all others."""
+"""Types of events that repeat values of the series. Retention deletes them before all others."""
 
 
 class NewEvent(NamedTuple):
-    """An event that has no place in the log yet."""
+    """An event that has no number yet."""
 
     type: str
     at: datetime
     payload: dict[str, Any]
     step: int | None = None
-    """The step that it tells of, or the last one done before it."""
+    """The step that it belongs to, or the last step before it."""
 
 
 class LoggedEvent(NamedTuple):
-    """An event as it is read back."""
+    """An event as read from the database."""
 
     job: str
     seq: int
@@ -41,7 +41,7 @@ class LoggedEvent(NamedTuple):
     """The type's own fields, as JSON text."""
 
     def as_json(self) -> str:
-        """The whole event as one JSON object, as polling and the stream give it."""
+        """Return the whole event as one JSON object, for polling and streams."""
         at = f"{self.at:%Y-%m-%dT%H:%M:%S}.{self.at.microsecond // 1000:03d}Z"
         head = (
             f'{{"job":"{self.job}","seq":{self.seq},"attempt":{self.attempt},'
@@ -51,17 +51,17 @@ class LoggedEvent(NamedTuple):
 
 
 def moved(at: datetime, before: str | None, to: str, reason: str | None = None) -> list[NewEvent]:
-    """What the log says of a job that moves to another state; its last event where it ends so."""
+    """Return the events of a state change, including the ``end`` event if the job ends."""
     payload: dict[str, Any] = {"from": before, "to": to, "reason": reason}
     ends = [NewEvent("end", at, {"state": to})] if to in ENDED else []
     return [NewEvent("state", at, payload), *ends]
 
 
 def append(tx: Session, job: str, events: Sequence[NewEvent], **changes: Any) -> None:
-    """Give the events the next numbers of the job's log; change the job in the same statement.
+    """Append events with the next numbers, and change the job in the same statement.
 
-    The job's row lock makes the order of the numbers the order of the commits, so a reader
-    that asks for everything after a number never misses a later commit.
+    The lock on the job's row makes the numbers ascend in commit order. So a reader that asks for
+    everything after a number never misses a later commit.
     """
     attempt, last = tx.execute(
         update(Job)
@@ -73,7 +73,7 @@ def append(tx: Session, job: str, events: Sequence[NewEvent], **changes: Any) ->
 
 
 def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewEvent]) -> None:
-    """Insert events with numbers that were already taken from the job's row."""
+    """Insert events with numbers that were already reserved in the job's row."""
     if not events:
         return
     rows = [
@@ -107,7 +107,7 @@ def after(
     limit: int = 500,
     where: Sequence[ColumnElement[bool]] = (),
 ) -> list[LoggedEvent]:
-    """The next events of the whole log after a number, in order; with ``types``, only of those."""
+    """Return the next events after a number, in order. ``types`` limits them to those types."""
     query = (
         select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
         .where(Event.job == job, Event.seq > seq, *where)
@@ -120,13 +120,13 @@ def after(
 
 
 class EventPage(NamedTuple):
-    """Some events of a log, and how far they reach."""
+    """A page of a log, and how far it reaches."""
 
     events: list[LoggedEvent]
     seq: int
-    """Everything up to this number was looked at: the cursor to go on from."""
+    """Everything up to this number was read; resume from it."""
     last_seq: int
-    """The newest number of the log when it was read."""
+    """The newest number of the log at the time of reading."""
 
 
 def read(  # noqa: PLR0913 (each is a filter)
@@ -140,15 +140,15 @@ def read(  # noqa: PLR0913 (each is a filter)
     asked: Asked = None,
     with_end: bool = False,
 ) -> EventPage:
-    """The next events after a number; stops soon after so many bytes of payload.
+    """Return the next events after a number. Stop after about ``max_bytes`` of payload.
 
-    Those that gave way to a later attempt's are left out unless ``asked`` says otherwise.
-    ``with_end``: the end of the job counts as an event of any attempt. Where retention has deleted
-    what came next, the page is one ``gap`` event, whatever the types. Events of other types than
-    ``REPEATED`` are kept longer: who wants only those has no gap as long as they are there.
+    Events that a later attempt replaced are hidden unless ``asked`` says otherwise. ``with_end``:
+    the job's end counts as an event of every attempt. If retention has deleted the next events, the
+    page is one ``gap`` event, whatever the types. Types other than ``REPEATED`` are kept longer: a
+    reader of only those sees no gap while they exist.
 
     Raises:
-        JobNotFound: the job is gone.
+        JobNotFound: The job is gone.
     """
     query = select(Job.last_seq, Job.first_seq).where(Job.id == job, Job.deleted_at.is_(None))
     row = tx.execute(query).one_or_none()
@@ -168,7 +168,7 @@ def read(  # noqa: PLR0913 (each is a filter)
             return EventPage(found, found[-1].seq, last)
     if len(found) == limit:
         return EventPage(found, found[-1].seq, last)
-    # the number was read first, so every event up to it is visible to the second statement
+    # the number was read first, so the second statement sees every event up to it
     return EventPage(found, max([last, seq, *(event.seq for event in found[-1:])]), last)
 
 
@@ -195,12 +195,12 @@ def _shown_after(  # noqa: PLR0913 (what a page is asked for)
         newest = max((event.attempt for event in found), default=0)
         if newest <= max([1, *(cut.attempt for cut in cuts)]):
             break
-        cuts = lineage.cuts(tx, job)  # one began between the two statements: what does it hide?
+        cuts = lineage.cuts(tx, job)  # an attempt started between: what does it hide?
     return found
 
 
 def _first(tx: Session, job: str, first_seq: int, types: Sequence[str] | None) -> int:
-    """From where on the log has all events of some types."""
+    """Return the number from which on the log has all events of the types."""
     if types is None or not set(types).isdisjoint(REPEATED):
         return first_seq
     oldest = tx.scalar(select(func.min(Event.seq)).where(Event.job == job))
@@ -208,7 +208,7 @@ def _first(tx: Session, job: str, first_seq: int, types: Sequence[str] | None) -
 
 
 def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
-    """What stands for the events that retention has deleted; the same whoever reads it."""
+    """Return the event that replaces deleted events; the same for every reader."""
     attempt, at = tx.execute(
         select(Job.attempt, func.coalesce(Job.ended_at, Job.created_at)).where(Job.id == job)
     ).one()
@@ -217,7 +217,7 @@ def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
 
 
 def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002
-    """The newest events of one type, oldest of them first."""
+    """Return the newest events of one type, oldest first."""
     query = (
         select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
         .where(Event.job == job, Event.type == type)

@@ -1,8 +1,8 @@
-"""Which rows of a job count once it was begun again. The one place that knows.
+"""Decide which rows of a job count after it was restarted. Only this module knows the rule.
 
-An attempt that resumes at step s runs s first: of every earlier attempt the rows of the steps
-before s stand, and those from s on give way. What is read is then the record of one uninterrupted
-run. A job that was never begun again has no cuts, and its queries no condition more.
+An attempt that resumes at step s runs s first. Rows of earlier attempts before s stay visible;
+those from s on are hidden. So readers see the record of one uninterrupted run. A job that never
+restarted has no cuts, and its queries have no additional condition.
 """
 
 from itertools import pairwise
@@ -16,18 +16,18 @@ from glasshouse.events import UPKEEP
 from models.tables import Attempt, Metric
 
 Asked = int | Literal["all"] | None
-"""Whose rows somebody wants: None, those that count; ``all``; or those of one attempt."""
+"""Which rows to read: None: those that count; ``all``; or those of one attempt."""
 
 
 class Superseded(NamedTuple):
-    """From this attempt on, and from this step on, earlier rows give way."""
+    """From this attempt and this step on, earlier rows are hidden."""
 
     attempt: int
     step: int
 
 
 def cuts(tx: Session, job: str) -> list[Superseded]:
-    """Every later attempt that has begun, and its first step; none for a job with one attempt."""
+    """Return every restarted attempt with its first step; empty for a job with one attempt."""
     query = (
         select(Attempt.n, Attempt.resumed_from_step)
         .where(Attempt.job == job, Attempt.n > 1, Attempt.resumed_from_step.is_not(None))
@@ -37,7 +37,7 @@ def cuts(tx: Session, job: str) -> list[Superseded]:
 
 
 def steps_of(found: list[Superseded]) -> list[Superseded]:
-    """Only the cuts that hide something: both their attempts and their steps ascend."""
+    """Return only the cuts that hide something: both their attempts and their steps ascend."""
     kept: list[Superseded] = []
     for cut in reversed(found):
         if not kept or cut.step < kept[-1].step:
@@ -48,9 +48,9 @@ def steps_of(found: list[Superseded]) -> list[Superseded]:
 def condition(
     found: list[Superseded], attempt: ColumnElement[Any] | Any, step: ColumnElement[Any] | Any
 ) -> list[ColumnElement[bool]]:
-    """What to add to a query's ``where``: nothing where nothing is hidden.
+    """Return the condition for a query's ``where``; empty if nothing is hidden.
 
-    A row without a step is shown.
+    A row without a step is always visible.
     """
     stairs = steps_of(found)
     if not stairs:
@@ -67,7 +67,7 @@ def shown(
     step: ColumnElement[Any] | Any,
     asked: Asked = None,
 ) -> list[ColumnElement[bool]]:
-    """The condition on rows of a job that somebody reads; ``asked`` may say otherwise."""
+    """Return the condition for visible rows of a job, according to ``asked``."""
     if asked == "all":
         return []
     if asked is not None:
@@ -76,7 +76,7 @@ def shown(
 
 
 def limits(tx: Session, job: str) -> dict[int, float]:
-    """By attempt, the last step whose rows stand; infinity where all do."""
+    """Return the last visible step of each attempt; infinity if all steps are visible."""
     query = select(Attempt.n, Attempt.resumed_from_step).where(Attempt.job == job)
     found: dict[int, float] = {}
     limit = float("inf")
@@ -88,7 +88,7 @@ def limits(tx: Session, job: str) -> dict[int, float]:
 
 
 def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]]:
-    """The job's ``summary`` as it was when ``step`` updates were done, made from the series."""
+    """Return the job's ``summary`` as of ``step`` updates, computed from the series."""
     if step <= 0:
         return {}
     mine = [
@@ -111,7 +111,7 @@ def summary_before(tx: Session, job: str, step: int) -> dict[str, dict[str, Any]
     )
 
     def first_where(value: Any) -> dict[str, int]:
-        """By name, the first step with this value."""
+        """Return the first step with this value, by name."""
         here = (Metric.name == totals.c.name, Metric.value == value)
         query = select(Metric.name, func.min(Metric.step)).where(*mine, *here)
         return {row[0]: row[1] for row in tx.execute(query.group_by(Metric.name))}

@@ -1,4 +1,4 @@
-"""Metric series: one value per name and step; a later attempt's values replace a lost one's."""
+"""Metric series: one value per name and step. A later attempt's values replace earlier ones."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from models.observations.lineage import Asked
 from models.tables import Metric, core
 
 MAX_VALUES = 100_000
-"""Values of one page."""
+"""Maximum values of one page."""
 _AT_ONCE = 50_000
 
 
 class Summary(NamedTuple):
-    """One series at a glance. ``min`` and ``max`` are over the finite values."""
+    """Summary of one series. ``min`` and ``max`` ignore NaN and Inf."""
 
     name: str
     last: float
@@ -41,7 +41,7 @@ class MetricPoint(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of ``step, epoch, name, value``; of two for one step the later stays."""
+    """Store rows of ``step, epoch, name, value``. If a step occurs twice, the later row wins."""
     if not rows:
         return
     stored = {
@@ -59,7 +59,7 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
     rollups.add(tx, job, attempt, [*stored.values()])
 
 
-@cache  # making it takes as long as what it does
+@cache  # building it takes as long as executing it
 def _insert(dialect: str) -> Any:
     query = (postgresql if dialect == "postgresql" else sqlite).insert(core(Metric))
     changed = {name: query.excluded[name] for name in ("epoch", "value", "nonfinite")}
@@ -68,13 +68,13 @@ def _insert(dialect: str) -> Any:
 
 
 def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
-    """Every series of a job; of a long one it does not read the values."""
+    """Summarize every series of a job, without reading all values of long ones."""
     seen = lineage.shown(tx, job, _M.attempt, _M.step, asked)
     found: list[Summary] = []
     for name, total in rollups.totals(tx, job, asked).items():
         num, low, high, nonfinite, step = total
         last = _rows(tx, [_M.job == job, _M.name == name, _M.step == step, *seen])
-        if last:  # the purge deletes the values of a job some at a time, and its spans first
+        if last:  # the purge deletes the values of a job in chunks, and its rollups first
             value = _value(*last[-1][2:4])
             found.append(Summary(name, value, step, low, high, num, nonfinite))
     return found
@@ -90,11 +90,11 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
     asked: Asked = None,
     max_points: int | None = None,
 ) -> list[MetricPoint]:
-    """One series in the order of its steps; both ends are included.
+    """Return one series ordered by step. Both limits are inclusive.
 
-    Of steps that were run again the last attempt's values, unless ``asked`` says otherwise. At most
-    ``max_points``: see ``models.observations.thinning.kept_places``. The values of a long series
-    are then read a part at a time and take 32 bytes each.
+    For steps that ran again, only the last attempt's values, unless ``asked`` says otherwise. At
+    most ``max_points``: see ``models.observations.thinning.kept_places``. Then a long series is
+    read in chunks and takes 32 bytes per value.
     """
     where = [*_wanted(tx, job, from_step, to_step, asked), _M.name == name]
     if max_points is None:
@@ -104,11 +104,11 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
 
 
 class MetricPage(NamedTuple):
-    """Some steps of several series, each with all of its values at these steps."""
+    """Steps of several series, each with all of its values at these steps."""
 
     series: dict[str, list[MetricPoint]]
     next_step: int | None
-    """The first step that is not in it; None where it is the end."""
+    """The first step of the next page; None on the last."""
 
 
 def page(  # noqa: PLR0913 (each is a parameter of the request)
@@ -121,10 +121,10 @@ def page(  # noqa: PLR0913 (each is a parameter of the request)
     asked: Asked = None,
     max_values: int = MAX_VALUES,
 ) -> MetricPage:
-    """The next steps of several series, with about ``max_values`` values in all at most.
+    """Return the next steps of several series, with at most about ``max_values`` values in total.
 
-    Each series has the same share; the page ends before the first step at which one of them would
-    have more than its share.
+    Each series gets the same share. The page ends before the first step at which one of them would
+    exceed its share.
     """
     share = max(1, max_values // len(names))
     found: dict[str, Sequence[Any]] = {}
@@ -157,7 +157,7 @@ def _wanted(
 def _rows(
     tx: Session, where: Sequence[ColumnElement[bool]], limit: int | None = None
 ) -> Sequence[Any]:
-    """As the driver's tuples: a ``Row`` for each of a million would take as long as reading it."""
+    """Return the driver's tuples: creating a ``Row`` for each takes as long as reading it."""
     wanted = select(_M.step, _M.epoch, _M.value, _M.nonfinite, _M.attempt).where(*where)
     found: Any = tx.execute(wanted.order_by(_M.step, _M.attempt).limit(limit))
     rows = found.cursor.fetchall()
@@ -170,8 +170,8 @@ def _points(rows: Sequence[Any]) -> list[MetricPoint]:
 
 
 def _thinned(tx: Session, where: Sequence[ColumnElement[bool]], max_points: int) -> list[Any]:
-    """The rows to keep of many, which are read a part at a time."""
-    import numpy as np  # noqa: PLC0415 (the worker, which never thins, does without)
+    """Return the rows to keep of a long series, which is read in chunks."""
+    import numpy as np  # noqa: PLC0415 (the worker never thins)
 
     from models.observations.thinning import kept_places  # noqa: PLC0415
 
@@ -181,7 +181,7 @@ def _thinned(tx: Session, where: Sequence[ColumnElement[bool]], max_points: int)
     num, part = 0, _rows(tx, where, limit=_AT_ONCE)
     while part:
         numbers.append(np.array([(row[0], row[1], row[4]) for row in part], np.int64))
-        # of what is not finite None, so NaN
+        # None where the value is NaN or Inf; it becomes NaN
         values.append(np.array([row[2] for row in part], np.float64))
         odd |= {num + place: row[3] for place, row in enumerate(part) if row[2] is None}
         num += len(part)

@@ -1,4 +1,4 @@
-"""Named files that jobs made: predictions, exports."""
+"""Named files that jobs created: predictions, exports."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -9,17 +9,17 @@ from models.tables import JobArtifact
 
 
 def of_job(tx: Session, job_id: str) -> list[JobArtifact]:
-    """What a job made, by name."""
+    """List the artifacts of a job by name."""
     where = lineage.shown(tx, job_id, JobArtifact.attempt, JobArtifact.step)
     query = select(JobArtifact).where(JobArtifact.job == job_id, *where)
     return list(tx.scalars(query.order_by(JobArtifact.name)))
 
 
 def get(tx: Session, job_id: str, name: str) -> JobArtifact:
-    """One file of a job.
+    """Return one artifact of a job.
 
     Raises:
-        ArtifactNotFound: it has none of this name.
+        ArtifactNotFound: The job has none with this name.
     """
     where = lineage.shown(tx, job_id, JobArtifact.attempt, JobArtifact.step)
     mine = (JobArtifact.job == job_id, JobArtifact.name == name)

@@ -1,7 +1,7 @@
-"""The probes of jobs: those of the spec, and those attached, changed and removed while it runs.
+"""The probes of jobs: those of the spec, and those added, changed and removed while a job runs.
 
-Each change grows the job's ``num_commands``, under its row's lock: that number is the revision of
-the whole list. A rank that has taken up a revision has every change up to it.
+Each change increments the job's ``num_commands`` under the lock of its row. That number is the
+revision of the whole list: a rank that has applied a revision has every change up to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,16 +26,16 @@ _OPEN = ("queued", "starting", "running", "pausing", "paused")
 _GONE = ("removed", "rejected")
 _KEEPING = {"full", "sample"}
 STATS_BYTES_PER_S = 4e9
-"""Before anything was measured: so fast are figures taken of tensors …"""
+"""Default estimate: bytes per second for computing statistics."""
 FULL_BYTES_PER_S = 1e9
-"""… and whole tensors copied …"""
+"""Default estimate: bytes per second for copying whole tensors."""
 TENSOR_S = 20e-6
-"""… and so long takes each tensor, however small."""
+"""Default estimate: additional seconds per tensor of any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedProbe:
-    """A probe that the planner found good."""
+    """A probe that the planner accepted."""
 
     body: dict[str, Any]
     matched: list[str]
@@ -44,19 +44,19 @@ class CheckedProbe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeChange:
-    """What an engine found out about a probe, or did with it."""
+    """A change of a probe that the engine reported."""
 
     probe: str
     values: dict[str, Any]
     """New values of columns."""
     revision: int
-    """Of the engine's list: it holds only where the probe was not changed after that."""
+    """Revision of the engine's list. Ignored if the probe was changed after that."""
 
 
 def add_those_of_spec(
     tx: Session, job: Job, resolved: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> None:
-    """Store the probes that a job was submitted with."""
+    """Store the probes of the spec that a job was submitted with."""
     planned = plan.get("probes", [])
     for position, body in enumerate(resolved.get("probes", [])):
         found: Mapping[str, Any] = planned[position] if position < len(planned) else {}
@@ -68,11 +68,11 @@ def add_those_of_spec(
 
 
 def add(tx: Session, job: Job, checked: CheckedProbe, *, by: str) -> Probe:
-    """Attach a probe; it is pending until the job has taken it up.
+    """Add a probe. It is pending until the job has applied it.
 
     Raises:
-        InvalidRequest: one step would keep too much, with what was attached meanwhile.
-        JobEnded: nothing of the job is watched any more.
+        InvalidRequest: One step would store too many bytes, with probes added in the meantime.
+        JobEnded: The job has ended or is being cancelled.
     """
     revision = _revise(tx, job, by)
     others = of_job(tx, job.id)
@@ -95,14 +95,14 @@ def change(
     by: str,
     still: Callable[[Probe], None] = lambda _: None,
 ) -> Probe:
-    """Change a probe; it is pending until the job has taken that up.
+    """Change a probe. It is pending until the job has applied the change.
 
-    ``still`` is called with the row as it is under the lock, and may raise.
+    ``still`` is called with the locked row, and may raise.
 
     Raises:
-        InvalidRequest: one step would keep too much, with what was attached meanwhile.
-        JobEnded: nothing of the job is watched any more.
-        ProbeNotFound: it has been removed.
+        InvalidRequest: One step would store too many bytes, with probes added in the meantime.
+        JobEnded: The job has ended or is being cancelled.
+        ProbeNotFound: The probe was removed or rejected.
     """
     revision = _revise(tx, job, by)
     row = get(tx, job, probe_id)
@@ -121,11 +121,11 @@ def change(
 
 
 def remove(tx: Session, job: Job, probe_id: str, *, by: str) -> Probe:
-    """Remove a probe. Its ``applied_step`` says since when; one that is gone stays as it is.
+    """Remove a probe; ``applied_step`` will say from which step. A removed probe stays as it is.
 
     Raises:
-        JobEnded: nothing of the job is watched any more.
-        ProbeNotFound: there is none.
+        JobEnded: The job has ended or is being cancelled.
+        ProbeNotFound: The probe does not exist.
     """
     tx.execute(select(Job.id).where(Job.id == job.id).with_for_update())
     row = get(tx, job, probe_id)
@@ -138,10 +138,10 @@ def remove(tx: Session, job: Job, probe_id: str, *, by: str) -> Probe:
 
 
 def get(tx: Session, job: Job, probe_id: str) -> Probe:
-    """One probe of a job.
+    """Return one probe of a job.
 
     Raises:
-        ProbeNotFound: it has none of this id.
+        ProbeNotFound: The job has none with this id.
     """
     row = tx.get(Probe, probe_id, populate_existing=True)
     if row is None or row.job != job.id:
@@ -150,7 +150,7 @@ def get(tx: Session, job: Job, probe_id: str) -> Probe:
 
 
 def of_job(tx: Session, job_id: str, *, gone: bool = False) -> list[Probe]:
-    """The probes of a job in their order; with ``gone``, also those removed and rejected."""
+    """List the probes of a job in order. ``gone`` includes removed and rejected ones."""
     query = select(Probe).where(Probe.job == job_id).order_by(Probe.position, Probe.id)
     if not gone:
         query = query.where(Probe.state.not_in(_GONE))
@@ -158,7 +158,7 @@ def of_job(tx: Session, job_id: str, *, gone: bool = False) -> list[Probe]:
 
 
 def wanted(tx: Session, job_id: str) -> dict[str, Any]:
-    """What a rank is to watch: the whole list, and the revision that it is not older than."""
+    """Return the list of probes for a rank, with a revision that it contains."""
     revision = tx.scalars(select(Job.num_commands).where(Job.id == job_id)).one()
     rows = of_job(tx, job_id)  # read after the number, so it has every change up to it
     return {
@@ -177,7 +177,7 @@ def wanted(tx: Session, job_id: str) -> dict[str, Any]:
 
 
 def applied(tx: Session, job_id: str, revision: int, step: int) -> None:
-    """Note that a job has taken up every change up to a revision, from a step on."""
+    """Note that a job has applied every change up to a revision, from a step on."""
     ours = (Probe.job == job_id, Probe.revision <= revision, Probe.applied_step.is_(None))
     tx.execute(
         update(Probe)
@@ -192,7 +192,7 @@ def applied(tx: Session, job_id: str, revision: int, step: int) -> None:
 
 
 def note(tx: Session, job_id: str, change: ProbeChange) -> None:
-    """Store what an engine found out about a probe. One that is not there is no error."""
+    """Store what the engine reported about a probe. Unknown probes are ignored."""
     tx.execute(
         update(Probe)
         .where(
@@ -206,9 +206,9 @@ def note(tx: Session, job_id: str, change: ProbeChange) -> None:
 
 
 def close(tx: Session, job_id: str) -> None:
-    """Reject what a job that has ended did not come to take up.
+    """Reject changes that a job did not apply before its end.
 
-    One that goes on with another attempt looks as often as was asked again, and measures anew.
+    If another attempt continues the job, reset the intervals to those requested and measure again.
     """
     if tx.scalar(select(Job.state).where(Job.id == job_id)) not in ENDED:
         tx.execute(update(Probe).where(Probe.job == job_id).values(every_now=None, cost_s=None))
@@ -225,10 +225,10 @@ def close(tx: Session, job_id: str) -> None:
 
 
 def estimate(checked: CheckedProbe, others: Sequence[Probe]) -> float:
-    """Seconds that a due step of a probe may take.
+    """Estimate the seconds per due step of a probe.
 
-    It is what the job's other probes of the same form were measured to take for each byte, or else
-    what such a thing usually takes.
+    Uses the measured cost per byte of the job's other probes of the same form, or else default
+    rates.
     """
     want = set(checked.body.get("want", ()))
     alike = [
@@ -247,10 +247,10 @@ def estimate(checked: CheckedProbe, others: Sequence[Probe]) -> float:
 
 
 def _check_full(others: Sequence[Probe], checked: CheckedProbe) -> None:
-    """Hold the limit under the lock on the job's row: two requests at once cannot both have room.
+    """Check the size limit under the lock of the job's row, so concurrent requests respect it.
 
     Raises:
-        InvalidRequest: there is no room.
+        InvalidRequest: The limit would be exceeded.
     """
     if _KEEPING.isdisjoint(checked.body["want"]):
         return
@@ -270,7 +270,7 @@ def _asked(tx: Session, job_id: str) -> list[Command]:
 
 
 def _revise(tx: Session, job: Job, by: str) -> int:
-    """Take the next revision of a job's list, and with it the lock on the job's row."""
+    """Reserve the next revision of a job's list, which also locks the job's row."""
     revision = tx.scalar(
         update(Job)
         .where(Job.id == job.id, Job.state.in_(_OPEN))

@@ -1,4 +1,4 @@
-"""Which files of an attempt the rows name."""
+"""Find the files of an attempt that rows refer to."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -7,10 +7,10 @@ from models.tables import Capture, Checkpoint, JobArtifact
 
 
 def keys(tx: Session, job: str, attempt: int) -> set[str]:
-    """The keys of everything that an attempt stored and a row still names."""
+    """Return the keys of all files of an attempt that a row still refers to."""
     found: set[str] = set()
     for table in (Checkpoint, Capture):
         mine = (table.job == job, table.attempt == attempt)
         found |= set(tx.scalars(select(table.key).where(*mine).distinct()))
-    # a file's row is replaced by that of a later attempt, and says nothing of old ones' attempts
+    # a later attempt replaces an artifact's row, so its attempt says nothing about older ones
     return found | set(tx.scalars(select(JobArtifact.key).where(JobArtifact.job == job)))

@@ -1,9 +1,9 @@
-"""What a long series comes to, in spans of its steps, so that nobody has to read all of it.
+"""Rollups of long metric series, so that a summary does not read all values.
 
-A row for each series, attempt and span of ``LENGTH`` steps, written in the transaction that stores
-the values. Steps that were run again hide rows of earlier attempts: whole spans of them are left
-out, and of the one in which the cut lies the values that stand are counted again. So a glance at a
-million values reads a thousand rows, and nothing has to be mended when a job begins again.
+There is one row per series, attempt and range of ``LENGTH`` steps, written in the transaction that
+stores the values. When steps run again, rollups of earlier attempts that are fully hidden are
+skipped, and the range with the cut is recounted from its visible values. So a summary of a million
+values reads a thousand rows, and nothing has to be repaired when a job restarts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ LENGTH = 1000
 
 
 class Rollup(NamedTuple):
-    """Values of one series together. ``low`` and ``high`` are over the finite ones."""
+    """Totals of one series. ``low`` and ``high`` ignore NaN and Inf."""
 
     num_values: int
     low: float | None
@@ -32,25 +32,25 @@ class Rollup(NamedTuple):
 
 
 Key = tuple[str, int]
-"""A series and the number of a span."""
+"""A series and the number of a rollup."""
 _M, _S = core(Metric).c, core(MetricSpan).c
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Count rows of metrics that were just stored; a step is there once for each series."""
+    """Add rows of metrics that were just stored. Each step occurs once per series."""
     groups = _grouped(rows)
     new = [_as_row(job, attempt, key, _total(group)) for key, group in groups.items()]
     first = [{"first_step": min(row["step"] for row in group)} for group in groups.values()]
     given = [row | step for row, step in zip(new, first, strict=True)]
     dialect = tx.get_bind().dialect.name
     found: Any = tx.execute(_insert(dialect, grows=True), given)
-    if found.rowcount < len(given):  # a value was stored in another's place
+    if found.rowcount < len(given):  # a value replaced an existing one
         again = [_as_row(job, attempt, key, _counted(tx, job, attempt, key)) for key in groups]
         tx.execute(_insert(dialect, grows=False), again)
 
 
 def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Rollup]:
-    """By name, what the values of each series come to that count."""
+    """Return the totals of the visible values of each series, by name."""
     whole = lineage.shown(tx, job, _S.attempt, _S.last_step, asked)
     parts: dict[str, list[Rollup]] = {}
     query = select(_S.name, *_totals_of_spans()).where(_S.job == job, *whole).group_by(_S.name)
@@ -63,7 +63,7 @@ def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Rollup]:
 
 
 def merged(totals: Sequence[Rollup]) -> Rollup:
-    """Several as one."""
+    """Merge several totals."""
 
     def least(values: Iterable[Any], which: Any = min) -> Any:
         return which((value for value in values if value is not None), default=None)
@@ -78,7 +78,7 @@ def merged(totals: Sequence[Rollup]) -> Rollup:
 
 
 def _cut(tx: Session, job: str, whole: list[ColumnElement[bool]]) -> Sequence[Any]:
-    """The values that stand of spans in which some do not."""
+    """Return totals of the visible values in ranges that are partly hidden."""
     begins = lineage.shown(tx, job, _S.attempt, _S.number * LENGTH)
     inside = and_(
         _M.job == _S.job,
@@ -103,13 +103,13 @@ def _counted(tx: Session, job: str, attempt: int, key: Key) -> Rollup:
 
 
 def _totals_of_values() -> list[Any]:
-    """The fields of a total, over values."""
+    """Return the columns of a total, computed from values."""
     odd = func.min(case((_M.nonfinite.is_not(None), _M.step)))
     return [func.count(), func.min(_M.value), func.max(_M.value), odd, func.max(_M.step)]
 
 
 def _totals_of_spans() -> list[Any]:
-    """The fields of a total, over spans."""
+    """Return the columns of a total, computed from rollups."""
     odd, last = func.min(_S.first_nonfinite_step), func.max(_S.last_step)
     return [func.sum(_S.num_values), func.min(_S.low), func.max(_S.high), odd, last]
 
@@ -138,9 +138,9 @@ def _as_row(job: str, attempt: int, key: Key, total: Rollup) -> dict[str, Any]:
     return {"job": job, "attempt": attempt, "name": name, "number": number, **total._asdict()}
 
 
-@cache  # making one takes as long as what it does
+@cache  # building one takes as long as executing it
 def _insert(dialect: str, *, grows: bool) -> Any:
-    """A statement that stores rows, and adds them to those that are there or replaces them."""
+    """Return a statement that inserts rollups, and adds them to existing ones or replaces those."""
     query = (postgresql if dialect == "postgresql" else sqlite).insert(core(MetricSpan))
     keys = [column.name for column in core(MetricSpan).primary_key.columns]
     changed = _merged(query.excluded) if grows else _replaced(query.excluded)
@@ -153,7 +153,10 @@ def _replaced(new: Any) -> dict[str, Any]:
 
 
 def _merged(new: Any) -> dict[str, Any]:
-    """With what comes after it. One may have no finite value: then the other's counts."""
+    """Return a rollup plus later values.
+
+    Either may have no finite value; then the other's applies.
+    """
     return {
         "num_values": _S.num_values + new.num_values,
         "low": case((_S.low <= new.low, _S.low), else_=func.coalesce(new.low, _S.low)),

@@ -1,7 +1,7 @@
-"""Layer statistics: what was seen of each watched tensor, over steps.
+"""Layer statistics of each watched tensor over steps.
 
-A shipment adds a block per form; ``stats_folding`` turns blocks into chunks of one series each.
-A query reads the chunks of the series that match, and the blocks that are not folded yet.
+A shipment adds a block per form; ``stats_folding`` turns blocks into chunks of one series each. A
+query reads the chunks of matching series, and the blocks that are not folded yet.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ _KEYS: dict[Form, str] = {"stats": "rows", "quantiles": "quantiles", "histogram"
 
 
 class Newest(NamedTuple):
-    """The figures of one tensor at the last step of it, in the order of ``FIGURES``."""
+    """The statistics of one tensor at its last step, in the order of ``FIGURES``."""
 
     series: StoredSeries
     step: int
@@ -52,7 +52,7 @@ class Newest(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, records: Sequence[dict[str, Any]]) -> None:
-    """Store ``stats`` records (step, phase, rows, perhaps quantiles, histograms) as blocks."""
+    """Store ``stats`` records (step, phase, rows, optional quantiles and histograms) as blocks."""
     for form in FORMS:
         block = _block(form, records)
         if block is None:
@@ -102,7 +102,7 @@ def _block(form: Form, records: Sequence[dict[str, Any]]) -> Block | None:
 
 def _floats(rows: list[list[Any]]) -> Floats:
     try:
-        return np.array(rows, np.float64)  # also reads the names of non-finite numbers
+        return np.array(rows, np.float64)  # also parses the names of NaN and Inf
     except (TypeError, ValueError):
         return np.array([[jsonio.number(figure) for figure in row] for row in rows], np.float64)
 
@@ -118,9 +118,9 @@ def query(  # noqa: PLR0913 (each is a filter)
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> Generator[tuple[StoredSeries, Any]]:
-    """Series by series, in their order, what they have; ``layer`` is a glob.
+    """Yield each series with its data, in order. ``layer`` is a glob.
 
-    One series is in memory at a time: a job can have more than fits.
+    Only one series is in memory at a time, because a job can have more than fits.
     """
 
     def matches(series: StoredSeries) -> bool:
@@ -138,7 +138,10 @@ def query(  # noqa: PLR0913 (each is a filter)
 
 
 class _Reader:
-    """Reads series of one job. Blocks first: a fold that commits meanwhile doubles, never loses."""
+    """Reads series of one job.
+
+    It reads blocks first: if a fold commits in between, data occurs twice instead of being lost.
+    """
 
     def __init__(
         self,
@@ -160,11 +163,11 @@ class _Reader:
                 self._chunked[series].append((row.attempt, row.id))
 
     def names(self) -> list[StoredSeries]:
-        """Every series that matches."""
+        """Return every matching series."""
         return sorted(set(self._chunked) | {series for _, series in self._blocks})
 
     def read(self, series: StoredSeries) -> Data | None:
-        """What one series has, by step; of two values for a step the later."""
+        """Return the data of one series by step. If a step occurs twice, the later value wins."""
         parts: list[Data] = []
         known = dict(self._chunked.get(series, ()))
         for attempt, limit in sorted(self._limits.items()):
@@ -232,7 +235,7 @@ def _by_step(data: Data) -> Data:
 
 
 def newest(tx: Session, job: str) -> list[Newest]:
-    """The last row of each series."""
+    """Return the last visible row of each series."""
     limit_of = lineage.limits(tx, job)
     found = _newest_in_blocks(tx, job, limit_of)
 
@@ -246,7 +249,7 @@ def newest(tx: Session, job: str) -> list[Newest]:
         if row.last_step <= limit_of.get(row.attempt, -1):
             see(series, row.last_step, np.frombuffer(row.last, "<f8").tolist())
             continue
-        # the end of that attempt gave way to a later one: look for the last row before it
+        # a later attempt hides the end of that attempt: find the last row before it
         reader = reader or _Reader(tx, job, "stats", lambda _: True, (None, None))
         rest = reader.read(series)
         if isinstance(rest, StatsArrays):
@@ -257,7 +260,7 @@ def newest(tx: Session, job: str) -> list[Newest]:
 def _newest_in_blocks(
     tx: Session, job: str, limit_of: dict[int, float]
 ) -> dict[StoredSeries, Newest]:
-    """From the newest block back; a block of nothing but series that were seen is not looked at."""
+    """Read blocks from the newest back; skip a block if all of its series were already found."""
     wanted = (
         select(StatsBlock.attempt, StatsBlock.data)
         .where(
@@ -297,5 +300,8 @@ def _series_of(job: str, form: Form) -> Any:
 
 
 def last_fold(tx: Session, job: str) -> int:
-    """The number of the newest complete fold of a job; chunks with a higher one do not count."""
+    """Return the number of the newest complete fold of a job.
+
+    Ignore chunks with a higher number.
+    """
     return tx.scalar(select(func.max(StatsFold.n)).where(StatsFold.job == job)) or 0

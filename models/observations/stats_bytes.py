@@ -1,8 +1,8 @@
-"""The bytes in which statistics are kept. Pure: numpy and zlib, no SQL.
+"""The binary format of stored statistics. Uses numpy and zlib, no SQL.
 
-Two forms, both columnar. A *block* is what one shipment brings: rows of many series, not
-compressed, because it is soon folded. A *chunk* has one series: its columns beside each other,
-their bytes shuffled (all first bytes, all second bytes …) and then compressed.
+There are two forms, both columnar. A *block* is one shipment: rows of many series, not compressed
+because it is soon folded. A *chunk* has one series: its columns one after another, byte-shuffled
+(all first bytes, all second bytes …) and then compressed.
 """
 
 import struct
@@ -20,18 +20,18 @@ Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-_LEVEL = 1  # most of a float64 is noise: higher levels take four times as long for one per cent
+_LEVEL = 1  # most of a float64 is noise: higher levels take four times as long for 1 % less
 _MAGIC = b"GHS2"
 _BLOCK = struct.Struct("<4sIII")
 _FIRST_BLOCK = struct.Struct("<II")
 _CHUNK = struct.Struct("<BBII")
 _VERSION = 1
 _NO_ENTRIES = 0xFFFFFFFF
-"""In the place of the number of bins: these are figures."""
+"""Instead of the number of bins: the block holds statistics, not histograms."""
 
 
 class StoredSeries(NamedTuple):
-    """What a row of statistics belongs to."""
+    """The series that a row of statistics belongs to."""
 
     layer: str
     kind: str
@@ -40,18 +40,18 @@ class StoredSeries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatsArrays:
-    """Some figures of tensors over steps: ``values`` is (figures, steps)."""
+    """Statistics of tensors over steps: ``values`` is (statistics, steps)."""
 
     steps: Steps
     values: Floats
 
     def take(self, places: Places | slice | NDArray[np.bool_]) -> "StatsArrays":
-        """These rows of it."""
+        """Return a selection of rows."""
         return StatsArrays(self.steps[places], self.values[:, places])
 
     @staticmethod
     def join(parts: Sequence["StatsArrays"]) -> "StatsArrays":
-        """One after another."""
+        """Concatenate the parts."""
         if len(parts) == 1:
             return parts[0]
         steps = np.concatenate([part.steps for part in parts])
@@ -59,13 +59,13 @@ class StatsArrays:
 
     @property
     def size_bytes(self) -> int:
-        """Before compression."""
+        """Return the size before compression."""
         return self.steps.nbytes + self.values.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """Sparse histograms over steps: ``sizes[i]`` of ``bins`` and ``counts`` are step i's."""
+    """Sparse histograms over steps: step i has ``sizes[i]`` entries of ``bins`` and ``counts``."""
 
     steps: Steps
     sizes: NDArray[np.int64]
@@ -73,7 +73,7 @@ class Histograms:
     counts: NDArray[np.uint64]
 
     def take(self, places: Places | slice | NDArray[np.bool_]) -> "Histograms":
-        """These rows of it."""
+        """Return a selection of rows."""
         numbers = np.arange(len(self.steps))[places]
         sizes = self.sizes[numbers]
         begins = (np.cumsum(self.sizes) - self.sizes)[numbers]
@@ -83,7 +83,7 @@ class Histograms:
 
     @staticmethod
     def join(parts: Sequence["Histograms"]) -> "Histograms":
-        """One after another."""
+        """Concatenate the parts."""
         if len(parts) == 1:
             return parts[0]
         return Histograms(
@@ -95,7 +95,7 @@ class Histograms:
 
     @property
     def size_bytes(self) -> int:
-        """Before compression."""
+        """Return the size before compression."""
         return 16 * len(self.steps) + self.bins.nbytes + self.counts.nbytes
 
 
@@ -103,7 +103,7 @@ Data = StatsArrays | Histograms
 
 
 def join(parts: Sequence[Data]) -> Data:
-    """Parts of one form, one after another."""
+    """Concatenate parts of one form."""
     form: Any = type(parts[0])
     return form.join(parts)
 
@@ -120,7 +120,7 @@ class Block(NamedTuple):
 
 
 def pack_block(block: Block) -> bytes:
-    """The bytes of a block."""
+    """Encode a block."""
     head = jsonio.dumps(block.names).encode()
     data = block.data
     if isinstance(data, StatsArrays):
@@ -136,7 +136,7 @@ def pack_block(block: Block) -> bytes:
 def unpack_block(
     data: bytes, names_of: Callable[[bytes], list[StoredSeries]] | None = None
 ) -> Block:
-    """Read a block back; ``names_of`` may remember the names of heads it has seen."""
+    """Decode a block. ``names_of`` may cache the names of heads."""
     names_of = names_of or read_names
     if data[:4] != _MAGIC:
         return _unpack_first(data, names_of)
@@ -152,7 +152,7 @@ def unpack_block(
 
 
 def _unpack_first(data: bytes, names_of: Callable[[bytes], list[StoredSeries]]) -> Block:
-    """A block as versions before 0.2 wrote it: nine figures, compressed."""
+    """Decode a block from before version 0.2: nine statistics, compressed."""
     head, num = _FIRST_BLOCK.unpack_from(data)
     begin = _FIRST_BLOCK.size
     read = _Reader(zlib.decompress(data[begin + head :]), 0)
@@ -162,12 +162,12 @@ def _unpack_first(data: bytes, names_of: Callable[[bytes], list[StoredSeries]]) 
 
 
 def read_names(head: bytes) -> list[StoredSeries]:
-    """The series of a block."""
+    """Return the series of a block."""
     return [StoredSeries(*name) for name in jsonio.loads(head)]
 
 
 class _Reader:
-    """Reads arrays one after another from bytes."""
+    """Reads consecutive arrays from bytes."""
 
     def __init__(self, data: bytes, offset: int) -> None:
         self._data, self._offset = data, offset
@@ -193,7 +193,7 @@ class Gathered:
         self._found: list[tuple[NDArray[np.int64], Data]] = []
 
     def add(self, attempt: int, data: bytes) -> None:
-        """Take the rows of one block whose series match."""
+        """Add the rows of one block whose series match."""
         block = unpack_block(data, self._names)
         number_of = self._map(attempt, block.names)
         mine = number_of[block.numbers]
@@ -204,7 +204,7 @@ class Gathered:
             self._found.append((mine[chosen], block.data.take(chosen)))
 
     def by_series(self) -> dict[tuple[int, StoredSeries], Data]:
-        """Attempt and series → its rows, in the order in which the blocks came."""
+        """Return attempt and series → rows, in the order of the blocks."""
         if not self._found:
             return {}
         owners = np.concatenate([numbers for numbers, _ in self._found])
@@ -226,7 +226,7 @@ class Gathered:
         return self._heads[head]
 
     def _map(self, attempt: int, names: list[StoredSeries]) -> NDArray[np.int64]:
-        """From a block's numbers to ours; -1 where the series does not match."""
+        """Map a block's series numbers to those of this object; -1 if a series does not match."""
         key = (attempt, id(names))  # the lists live as long as this object
         if key not in self._maps:
             self._maps[key] = np.array(
@@ -242,7 +242,7 @@ class Gathered:
 
 
 def _part(whole: Data, begin: int, end: int, entries: NDArray[np.int64] | None) -> Data:
-    """Rows of a table as views."""
+    """Return rows of a table as views."""
     if isinstance(whole, StatsArrays) or entries is None:
         return whole.take(slice(begin, end))
     first = int(entries[begin - 1]) if begin else 0
@@ -257,7 +257,7 @@ def _part(whole: Data, begin: int, end: int, entries: NDArray[np.int64] | None) 
 
 
 def pack_chunk(data: Data) -> bytes:
-    """The bytes of a chunk."""
+    """Encode a chunk."""
     num = len(data.steps)
     deltas = np.diff(data.steps, prepend=np.int64(0))
     if isinstance(data, StatsArrays):
@@ -265,7 +265,7 @@ def pack_chunk(data: Data) -> bytes:
         columns = [deltas.astype("<i8"), *data.values.astype("<f8")]
     else:
         head = _CHUNK.pack(_VERSION, 0, num, len(data.bins))
-        # bins ascend within a step: their differences are small numbers
+        # bins ascend within a step, so their differences are small numbers
         gaps = np.diff(data.bins, prepend=np.uint16(0)).astype("<u2")  # wraps around, and back
         columns = [deltas, data.sizes, gaps, data.counts]
         columns = [
@@ -276,10 +276,10 @@ def pack_chunk(data: Data) -> bytes:
 
 
 def unpack_chunk(data: bytes) -> Data:
-    """Read a chunk back.
+    """Decode a chunk.
 
     Raises:
-        ValueError: a newer version wrote it.
+        ValueError: A newer version wrote it.
     """
     version, figures, num, entries = _CHUNK.unpack_from(data)
     if version != _VERSION:
@@ -309,6 +309,6 @@ def _unshuffled(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
 
 
 def _unshuffled_table(raw: NDArray[np.uint8], num: int) -> NDArray[Any]:
-    """All columns of eight bytes at once: (columns, rows)."""
+    """Decode all 8-byte columns at once: (columns, rows)."""
     planes = raw.reshape(-1, 8, num)
     return np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<u8").reshape(-1, num)

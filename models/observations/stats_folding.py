@@ -1,8 +1,8 @@
-"""Folds the blocks of a job's statistics into chunks of one series each.
+"""Fold the blocks of a job's statistics into chunks of one series each.
 
-A fold is a number: its chunks are stored in several short transactions, and count from the
-transaction on that writes the fold's row and deletes its blocks. One that was broken off is
-overwritten by the next. Every transaction is fenced, so only the attempt that has the job folds.
+A fold has a number. Its chunks are stored in several short transactions and become visible in the
+transaction that writes the fold's row and deletes its blocks. The next fold overwrites an aborted
+one. Every transaction is fenced, so only the attempt that has the job folds.
 """
 
 from collections.abc import Generator, Sequence
@@ -39,7 +39,7 @@ class Fold(NamedTuple):
     found: list[tuple[int, Form, StoredSeries, Data]]
 
     def portions(self) -> Generator[list[FoldedChunk]]:
-        """Compress some series at a time: as much as one short transaction stores."""
+        """Compress the series in portions, each for one short transaction."""
         portion: list[FoldedChunk] = []
         size = 0
         for attempt, form, series, data in self.found:
@@ -61,7 +61,7 @@ def _piece(attempt: int, form: Form, series: StoredSeries, data: Data) -> Folded
 
 
 def read(tx: Session, job: str) -> Fold | None:
-    """The oldest blocks of a job, about as many as are folded at once; None when there are none."""
+    """Read the oldest blocks of a job, up to the size of one fold; None if there are none."""
     blocks: list[int] = []
     gathered = {form: Gathered() for form in FORMS}
     size = 0
@@ -90,9 +90,9 @@ def read(tx: Session, job: str) -> Fold | None:
 
 
 def begin(tx: Session, owner: StatsOwner) -> int | None:
-    """The number of the next fold; what one that was broken off left is deleted.
+    """Return the number of the next fold, and delete what an aborted fold left.
 
-    None: somebody else has the job.
+    None: another attempt has the job.
     """
     if not _holds(tx, owner):
         return None
@@ -103,7 +103,7 @@ def begin(tx: Session, owner: StatsOwner) -> int | None:
 
 
 def store(tx: Session, owner: StatsOwner, number: int, portion: Sequence[FoldedChunk]) -> bool:
-    """Store chunks of a fold. False: somebody else has the job."""
+    """Store chunks of a fold. False: another attempt has the job."""
     if not _holds(tx, owner):
         return False
     ids = _series_ids(tx, owner.job, portion)
@@ -122,7 +122,7 @@ def store(tx: Session, owner: StatsOwner, number: int, portion: Sequence[FoldedC
 
 
 def finish(tx: Session, owner: StatsOwner, number: int, blocks: Sequence[int]) -> bool:
-    """Let the chunks of a fold take the place of its blocks. False: somebody else has the job."""
+    """Replace the blocks of a fold by its chunks. False: another attempt has the job."""
     if not _holds(tx, owner):
         return False
     tx.execute(insert(core(StatsFold)), [{"job": owner.job, "n": number}])
@@ -133,13 +133,13 @@ def finish(tx: Session, owner: StatsOwner, number: int, blocks: Sequence[int]) -
 
 
 def _holds(tx: Session, owner: StatsOwner) -> bool:
-    """Whether this is still the attempt of the job, also after the job's end."""
+    """Return whether this is still the attempt of the job, even after the job's end."""
     held = select(Job.id).where(Job.id == owner.job, Job.fence == owner.fence)
     return tx.scalar(held.with_for_update(read=True)) is not None
 
 
 def _series_ids(tx: Session, job: str, portion: Sequence[FoldedChunk]) -> list[int]:
-    """The ids of the series, made where they are new; the last row of each is noted."""
+    """Return the ids of the series, creating new ones, and store the last row of each."""
     dialect: Any = postgresql if tx.get_bind().dialect.name == "postgresql" else sqlite
     found: list[int] = []
     for piece in portion:

@@ -1,4 +1,4 @@
-"""Fewer points of a series, without losing what matters in it. Pure."""
+"""Reduce the points of a series without losing important ones. Pure functions."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 
 def kept_places(columns: Sequence[NDArray[np.float64]], max_points: int) -> NDArray[np.intp]:
-    """Which of the points to keep: at most ``max_points``, all columns together.
+    """Return the indices of the points to keep: at most ``max_points`` for all columns together.
 
-    First and last; then the first and last point of every run that is not finite, or as many of
-    these as there is room for; then the least and the greatest value of each column in each of
-    equal buckets, or, where there is no room for one of each, points at equal distances.
+    Keeps the first and the last point. Then come the ends of each run of NaN or Inf, or as many of
+    them as fit. Then come the min and max of each column in buckets of equal size or, if there is
+    not room for all of these, evenly spaced points.
     """
     num = len(columns[0])
     if num <= max_points:
@@ -40,7 +40,7 @@ def kept_places(columns: Sequence[NDArray[np.float64]], max_points: int) -> NDAr
 
 
 def evenly(num: int, max_points: int) -> NDArray[np.intp]:
-    """At most so many of ``num`` places, first and last among them, evenly apart."""
+    """Return at most ``max_points`` of ``num`` indices, evenly spaced, including first and last."""
     if num <= max_points:
         return np.arange(num)
     if max_points <= 1:
@@ -49,13 +49,13 @@ def evenly(num: int, max_points: int) -> NDArray[np.intp]:
 
 
 def _ends_of_runs(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The first and last place of every run."""
+    """Return the first and last index of every run."""
     padded = np.pad(inside, 1)
     return inside & ~(padded[:-2] & padded[2:])
 
 
 def _extremes(column: NDArray[np.float64], size: int) -> NDArray[np.intp]:
-    """The places of the least and the greatest finite value of each bucket."""
+    """Return the indices of the finite min and max of each bucket."""
     finite = np.isfinite(column)
     num = -(-len(column) // size)
     found: list[NDArray[np.intp]] = []

@@ -1,4 +1,7 @@
-"""Which statistics wait to be folded. Needs no numpy, so that an idle worker does without."""
+"""Check which statistics wait to be folded.
+
+Needs no numpy, so an idle worker does not import it.
+"""
 
 from typing import NamedTuple
 
@@ -9,18 +12,18 @@ from models.tables import StatsBlock
 
 MAX_BLOCKS = 1000
 MAX_BYTES = 8 << 20
-"""So much is left unfolded at most; every query of the job has to look through it."""
+"""Limits of unfolded data, because every query of the job reads all of it."""
 
 
 class StatsOwner(NamedTuple):
-    """Whose blocks are folded: the attempt that has the job."""
+    """The attempt that has the job and folds its blocks."""
 
     job: str
     fence: int
 
 
 def is_due(tx: Session, job: str) -> bool:
-    """Whether enough blocks have gathered to fold them."""
+    """Return whether there are enough blocks to fold."""
     num, size = tx.execute(
         select(func.count(), func.sum(func.length(StatsBlock.data))).where(StatsBlock.job == job)
     ).one()
@@ -28,5 +31,5 @@ def is_due(tx: Session, job: str) -> bool:
 
 
 def is_left(tx: Session, job: str) -> bool:
-    """Whether anything is not folded yet."""
+    """Return whether any block is not folded yet."""
     return tx.scalar(select(StatsBlock.id).where(StatsBlock.job == job).limit(1)) is not None

@@ -1,1 +1,1 @@
-"""Bulk bytes and what is kept: artifacts, datasets, retention, pending deletions, disk space."""
+"""Bulk data and how long it is kept: artifacts, datasets, retention, deletions, disk space."""

@@ -1,8 +1,8 @@
-"""Bulk bytes, by keys that the service makes, in one directory that all hosts share.
+"""Bulk data under keys that the service generates, in one directory that all hosts share.
 
-It has to be a file system: the engine opens its files by path, maps them into memory and reads
-parts of them, and a finished file is renamed into its place. An object store does not offer
-that, so it cannot take the place of this module.
+It must be a file system: the engine opens files by path, memory-maps them and reads parts of them,
+and a finished file is renamed into place. An object store cannot do that, so it cannot replace this
+module.
 """
 
 import os
@@ -18,7 +18,7 @@ from models.settings import Settings
 
 
 class Entry(NamedTuple):
-    """Something that is stored: a file, or a directory of them."""
+    """Something that is stored: a file, or a directory of files."""
 
     key: str
     name: str
@@ -27,40 +27,40 @@ class Entry(NamedTuple):
 
 
 class Artifacts(Protocol):
-    """Where bulk bytes are kept. Keys are made by the service, never by a user."""
+    """Storage for bulk data. The service generates the keys, never a user."""
 
     def put(self, key: str, source: Path) -> None:
-        """Move a file, or a directory of files, into the store. Durable when it returns."""
+        """Move a file, or a directory of files, into the store. Durable on return."""
         ...
 
     def local(self, key: str) -> Path:
-        """A local path of a stored file or directory, to read from.
+        """Return a local path of a stored file or directory, for reading.
 
         Raises:
-            FileNotFoundError: nothing is stored under the key.
+            FileNotFoundError: Nothing is stored under the key.
         """
         ...
 
     def delete(self, prefix: str) -> None:
-        """Remove everything under a key. Nothing there is no error."""
+        """Delete everything under a key. A missing key is no error."""
         ...
 
     def entries(self, prefix: str) -> list[Entry]:
-        """What is directly under a key, by name; what is not complete has a name with a dot."""
+        """List what is directly under a key, by name. Incomplete entries have names with a dot."""
         ...
 
     def receive(self, key: str) -> AbstractContextManager[Path]:
-        """Open a new file to write to; it is stored once its block ends without an error."""
+        """Open a new file for writing. It is stored if the block ends without an error."""
         ...
 
 
 def open_artifacts(settings: Settings) -> "LocalArtifacts":
-    """The store of the settings; made if it is not there yet."""
+    """Open the store of the settings, creating it if needed."""
     return LocalArtifacts(settings.artifacts)
 
 
 class LocalArtifacts:
-    """Artifacts in a directory, which all hosts of the service share."""
+    """Artifacts in a directory that all hosts of the service share."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -73,7 +73,7 @@ class LocalArtifacts:
         failpoint("artifact.rename")
         try:
             os.rename(source, target)
-        except OSError:  # another file system: copy beside the target, then rename
+        except OSError:  # another file system: copy next to the target, then rename
             beside = target.with_name(f".{target.name}.incoming")
             if source.is_dir():
                 shutil.rmtree(beside, ignore_errors=True)
@@ -91,28 +91,28 @@ class LocalArtifacts:
         failpoint("artifact.stored")
 
     def local(self, key: str) -> Path:
-        """The path of a stored file or directory."""
+        """Return the path of a stored file or directory."""
         path = self._path(key)
         if not path.exists():
             raise FileNotFoundError(key)
         return path
 
     def delete(self, prefix: str) -> None:
-        """Remove a file or directory."""
+        """Delete a file or directory."""
         path = self._path(prefix)
         failpoint("artifact.delete")
         going = path.with_name(f".{path.name}.deleted")
         if path.is_dir():
-            # a directory is removed as a whole: a copy has all of it or nothing
+            # a directory is renamed first, so that a copy gets all of it or nothing
             shutil.rmtree(going, ignore_errors=True)
-            with suppress(FileNotFoundError):  # somebody else deletes it too
+            with suppress(FileNotFoundError):  # another process deletes it too
                 os.rename(path, going)
         else:
             path.unlink(missing_ok=True)
         shutil.rmtree(going, ignore_errors=True)
 
     def entries(self, prefix: str) -> list[Entry]:
-        """What is in a directory; of none, nothing."""
+        """List a directory; empty if there is none."""
         try:
             with os.scandir(self._path(prefix)) as found:
                 listed = [Entry(f"{prefix}/{one.name}", one.name, _changed(one)) for one in found]
@@ -122,7 +122,10 @@ class LocalArtifacts:
 
     @contextmanager
     def receive(self, key: str) -> Generator[Path]:
-        """Give a path to write to; store the file when the block ends, remove it on an error."""
+        """Yield a path to write to.
+
+        Store the file at the end of the block; delete it on an error.
+        """
         target = self._path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.incoming")
@@ -147,7 +150,7 @@ class LocalArtifacts:
 def _changed(entry: os.DirEntry[str]) -> float:
     try:
         return entry.stat(follow_symlinks=False).st_mtime
-    except FileNotFoundError:  # gone meanwhile
+    except FileNotFoundError:  # deleted in the meantime
         return time.time()
 
 

@@ -1,4 +1,4 @@
-"""Reads a dataset directory: what its columns hold, row by row. Knows numpy only.
+"""Read the columns of a dataset directory, row by row. Needs only numpy.
 
 ``engine.datasets.ingest`` writes these directories. ``docs/concepts/datasets.md`` describes them.
 """
@@ -19,7 +19,7 @@ MAX_TEXT_LENGTH = 1000
 
 
 class DatasetColumns:
-    """One dataset on disk. Opening it reads ``meta.json``; columns are mapped when asked for."""
+    """One dataset on disk. Opening it reads ``meta.json``; columns are mapped on access."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -30,18 +30,19 @@ class DatasetColumns:
         return {column["name"]: column for column in self.meta["columns"]}
 
     def stats(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Per split and column: count, missing, infinite, min, max, mean, std, distinct, counts.
+        """Return the statistics by split and column.
 
-        Moments and extremes are over the finite values, ``std`` is that of the population.
+        They are count, missing, infinite, min, max, mean, std, distinct and counts. Moments and
+        extremes are over the finite values; ``std`` is the population's.
         """
         return jsonio.loads((self._directory / "stats.json").read_bytes())
 
     def array(self, split: str, column: str) -> NDArray[Any]:
-        """A column of numbers, mapped and not read: its first axis is the rows.
+        """Return a numeric column, memory-mapped; its first axis is the rows.
 
         Raises:
-            KeyError: the dataset has no such split or column.
-            TypeError: the column holds texts or lists; see ``texts`` and ``lists``.
+            KeyError: The dataset has no such split or column.
+            TypeError: The column holds texts or lists; see ``texts`` and ``lists``.
         """
         described = self._described(split, column)
         if described["dtype"] == "string":
@@ -53,11 +54,11 @@ class DatasetColumns:
     def lists(
         self, split: str, column: str, start: int = 0, stop: int | None = None
     ) -> list[NDArray[Any]]:
-        """The rows ``start`` to ``stop`` (excluded) of a ragged column, mapped and not read.
+        """Return the rows ``start`` to ``stop`` (exclusive) of a ragged column, memory-mapped.
 
         Raises:
-            KeyError: the dataset has no such split or column.
-            TypeError: the column is not ragged; see ``array`` and ``texts``.
+            KeyError: The dataset has no such split or column.
+            TypeError: The column is not ragged; see ``array`` and ``texts``.
         """
         described = self._described(split, column)
         if not _is_ragged(described):
@@ -69,11 +70,11 @@ class DatasetColumns:
         return [values[first:last] for first, last in pairwise(offsets)]
 
     def texts(self, split: str, column: str, start: int = 0, stop: int | None = None) -> list[str]:
-        """The texts of the rows ``start`` to ``stop`` (excluded) of a string column.
+        """Return the texts of the rows ``start`` to ``stop`` (exclusive) of a string column.
 
         Raises:
-            KeyError: the dataset has no such split or column.
-            TypeError: the column holds numbers; see ``array``.
+            KeyError: The dataset has no such split or column.
+            TypeError: The column holds numbers; see ``array``.
         """
         described = self._described(split, column)
         if described["dtype"] != "string":
@@ -88,16 +89,15 @@ class DatasetColumns:
     def rows(
         self, split: str, offset: int, limit: int, num_values: int = MAX_ROW_VALUES
     ) -> list[dict[str, Any]]:
-        """Rows as JSON-ready values, nested as their shapes; NaN and infinities stay floats.
+        """Return rows as JSON-ready values, nested like their shapes; NaN and Inf stay floats.
 
-        A row shows at most ``num_values`` values, those of a ragged column counted by its
-        longest row. The column in which they run out becomes ``{"truncated": true,
-        "shape": [...], "values": [first values, flat]}``, columns after it are left out, and
-        ``note`` says so. A text longer than ``MAX_TEXT_LENGTH`` becomes
-        ``{"truncated": true, "length": n, "value": its beginning}``.
+        A row shows at most ``num_values`` values; a ragged column counts as its longest row. The
+        column that exceeds the limit becomes ``{"truncated": true, "shape": [...], "values": [first
+        values, flat]}``, columns after it are omitted, and ``note`` says so. A text longer than
+        ``MAX_TEXT_LENGTH`` becomes ``{"truncated": true, "length": n, "value": its beginning}``.
 
         Raises:
-            KeyError: the dataset has no such split.
+            KeyError: The dataset has no such split.
         """
         total = self.meta["splits"][split]
         start = min(max(offset, 0), total)
@@ -114,7 +114,7 @@ class DatasetColumns:
         return shown
 
     def note(self, num_values: int = MAX_ROW_VALUES) -> str | None:
-        """What such rows leave out, for whoever looks at them."""
+        """Return a note for users about what such rows omit."""
         values = sum(_most_values(column) for column in self.meta["columns"])
         if values <= num_values:
             return None
@@ -146,7 +146,7 @@ def _is_ragged(column: dict[str, Any]) -> bool:
 
 
 def _most_values(column: dict[str, Any]) -> int:
-    """The values of the longest row."""
+    """Return the number of values of the longest row."""
     if not _is_ragged(column):
         return prod(column["shape"])
     longest = max(lengths["max"] for lengths in column["lengths"].values())

@@ -1,4 +1,4 @@
-"""Datasets: a row from the first byte of the upload on, ready once the file could be read."""
+"""Datasets: a row exists from the upload on, and is ready once the file has been read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ _MANY = 1000
 _LISTED = 5
 
 BUILTIN = "builtin:"
-"""The format of a dataset that has no file."""
+"""Format prefix of a dataset without a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class Reading:
     resize: str | None
     header: bool | None
     tries: int
-    """How many times the file was begun to be read, this one counted."""
+    """Number of attempts to read the file, including this one."""
 
     @property
     def builtin(self) -> str | None:
-        """The name of the built-in dataset, where there is no file."""
+        """Return the name of the built-in dataset; None if there is a file."""
         return self.format.removeprefix(BUILTIN) if self.format.startswith(BUILTIN) else None
 
 
-def add(  # noqa: PLR0913 (a dataset is made of these)
+def add(  # noqa: PLR0913 (the columns of a dataset)
     tx: Session,
     *,
     owner: str,
@@ -50,7 +50,7 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
     resize: str | None = None,
     header: bool | None = None,
 ) -> Dataset:
-    """Store a pending dataset. Its id may have been made before, to receive its file."""
+    """Store a pending dataset. Its id may exist already, to receive its file."""
     dataset_id = dataset_id or new_id("ds")
     row = Dataset(
         id=dataset_id,
@@ -74,10 +74,12 @@ def add(  # noqa: PLR0913 (a dataset is made of these)
 
 
 def get(tx: Session, dataset_id: str, owner: str | None, *, lock: bool = False) -> Dataset:
-    """One dataset. ``owner`` None sees everybody's. ``lock``: until the transaction ends.
+    """Return one dataset. ``owner`` None sees those of all owners.
+
+    ``lock``: lock the row until the transaction ends.
 
     Raises:
-        DatasetNotFound: there is none, or it is somebody else's.
+        DatasetNotFound: It does not exist, or belongs to someone else.
     """
     found = tx.get(Dataset, dataset_id, populate_existing=True, with_for_update=lock or None)
     if found is None or (owner is not None and found.owner != owner):
@@ -86,13 +88,13 @@ def get(tx: Session, dataset_id: str, owner: str | None, *, lock: bool = False) 
 
 
 def referred(tx: Session, reference: str, *, owner: str, sees: str | None) -> Dataset:
-    """The dataset that an id or a name means.
+    """Return the dataset that an id or a name refers to.
 
-    A name means the owner's own dataset, or else one of another owner that is visible. Of several
-    with the same content it means the newest.
+    A name refers to the owner's own dataset, or else to a visible one of another owner. If several
+    have the same content, it refers to the newest.
 
     Raises:
-        DatasetNotFound: there is none, or several with different contents.
+        DatasetNotFound: There is none, or several differ in content.
     """
     if is_id(reference, "ds"):
         return get(tx, reference, sees)
@@ -117,18 +119,18 @@ def referred(tx: Session, reference: str, *, owner: str, sees: str | None) -> Da
 
 
 def builtin(tx: Session, owner: str, format: str, name: str) -> Dataset | None:  # noqa: A002
-    """The owner's newest dataset of a built-in format with this name, unless it has failed."""
+    """Return the owner's newest dataset of a built-in format and name that has not failed."""
     mine = (Dataset.owner == owner, Dataset.format == format, Dataset.name == name)
     query = select(Dataset).where(*mine, Dataset.state != "failed")
     return tx.scalars(query.order_by(Dataset.id.desc()).limit(1)).first()
 
 
 def ready(tx: Session, dataset_id: str, owner: str | None) -> Dataset:
-    """One dataset that can be used now.
+    """Return one dataset that can be used now.
 
     Raises:
-        DatasetNotFound: there is none, or it is somebody else's.
-        DatasetNotReady: its file is still being read, or could not be.
+        DatasetNotFound: It does not exist, or belongs to someone else.
+        DatasetNotReady: Its file is still being read, or reading failed.
     """
     found = get(tx, dataset_id, owner)
     if found.state != "ready":
@@ -145,9 +147,9 @@ def find(
     sha256: str | None = None,
     name: str | None = None,
 ) -> list[Dataset]:
-    """Datasets, newest first.
+    """List datasets, newest first.
 
-    ``sha256``: only those whose file has this digest. ``name``: only those called so.
+    ``sha256``: only those whose file has this digest. ``name``: only those with this name.
     """
     query = select(Dataset).order_by(Dataset.id.desc()).limit(limit)
     if owner is not None:
@@ -162,25 +164,25 @@ def find(
 
 
 def source_key(dataset_id: str) -> str:
-    """Where an uploaded file waits to be read."""
+    """Return the key of an uploaded file that waits to be read."""
     return f"uploads/{dataset_id}"
 
 
 def pending(tx: Session) -> set[str]:
-    """The ids of datasets whose file is still needed."""
+    """Return the ids of datasets whose file is still needed."""
     return set(tx.scalars(select(Dataset.id).where(Dataset.state == "pending")))
 
 
 def is_unread(tx: Session) -> bool:
-    """Whether a file waits that nobody reads."""
+    """Return whether a file waits that no worker reads."""
     return tx.scalar(select(_unread().exists())) is True
 
 
 def claim(tx: Session, reader: str, *, lease_ms: int) -> Reading | None:
-    """Take the dataset to read next; None: there is none.
+    """Claim the dataset to read next; None: there is none.
 
-    The owner with the fewest files being read comes first, so that many uploads of one do not keep
-    the others waiting. Of two workers that claim at the same time each gets a dataset of its own.
+    The owner with the fewest files being read comes first, so that many uploads of one owner do not
+    delay others. Workers that claim at the same time get different datasets.
     """
     other = aliased(Dataset)
     being_read = (
@@ -203,12 +205,12 @@ def claim(tx: Session, reader: str, *, lease_ms: int) -> Reading | None:
 
 
 def renew(tx: Session, reading: Reading, *, lease_ms: int) -> bool:
-    """Hold the claim for longer. False: it is lost, or the dataset was deleted."""
+    """Extend the claim. False: it is lost, or the dataset was deleted."""
     return _change(tx, reading, reading_until_ms=now_ms() + lease_ms)
 
 
 def give_back(tx: Session, reading: Reading) -> bool:
-    """Let another worker read the file at once; this try does not count."""
+    """Let another worker read the file at once. This try does not count."""
     return _change(tx, reading, reading_until_ms=None, reads=Dataset.reads - 1)
 
 
@@ -221,9 +223,9 @@ def read(
     key: str,
     notes: list[Any] | None = None,
 ) -> bool:
-    """The file could be read: pending becomes ready. ``key``: where its columns lie.
+    """Mark a dataset as read: pending becomes ready. ``key``: the location of its columns.
 
-    False: the claim is lost, or the dataset was deleted. Where the outcome of a commit is unknown,
+    False: the claim is lost, or the dataset was deleted. If the outcome of a commit is unknown,
     call it again with the same key.
     """
     found: dict[str, Any] = {"columns": columns, "splits": splits, "notes": notes or []}
@@ -234,15 +236,15 @@ def read(
 
 
 def unreadable(tx: Session, reading: Reading, problem: dict[str, Any]) -> bool:
-    """The file could not be read: pending becomes failed, with the problem."""
+    """Mark a dataset as unreadable: pending becomes failed, with the problem."""
     return _settle(tx, reading, state="failed", problem=problem)
 
 
 def delete(tx: Session, dataset: Dataset) -> None:
-    """Forget a dataset; its files may go after commit.
+    """Delete the row of a dataset. Its files may be deleted after the commit.
 
     Raises:
-        DatasetInUse: a job that has not ended reads it.
+        DatasetInUse: A job that has not ended reads it.
     """
     if not references.unused(tx, Dataset, [dataset.id]):
         raise DatasetInUse("A job that has not ended uses this dataset.")
@@ -256,7 +258,7 @@ def _unread() -> Select[str]:
 
 
 def _settle(tx: Session, reading: Reading, **changes: Any) -> bool:
-    """End a reading. The uploaded file goes with the next purge."""
+    """End a reading. The next purge deletes the uploaded file."""
     settled = _change(tx, reading, version=Dataset.version + 1, reading_until_ms=None, **changes)
     if settled and reading.builtin is None:
         pending_deletions.add(tx, [source_key(reading.dataset)])

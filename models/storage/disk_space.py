@@ -1,4 +1,4 @@
-"""How much room is left on the disks, and what they are."""
+"""Free space and file system types of the disks."""
 
 import shutil
 import time
@@ -13,7 +13,7 @@ _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse")
 
 
 class Space:
-    """The disks of this process. Asked often: a figure is a second old at most."""
+    """The disks of this process. Values are cached for one second."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -26,14 +26,14 @@ class Space:
         self._asked_at = 0.0
 
     def free(self) -> dict[str, int]:
-        """Bytes that are left for each place."""
+        """Return the free bytes of each place."""
         if not self._known or time.monotonic() - self._asked_at >= _KEPT_S:
             self._known = {name: _free(path) for name, path in self._places.items()}
             self._asked_at = time.monotonic()
         return dict(self._known)
 
     def short(self, *names: str) -> list[str]:
-        """The places, of these or of all, that have less than they must."""
+        """Return the places, of these or of all, with less free space than required."""
         least = self._settings.min_free_bytes
         return [
             name
@@ -45,7 +45,7 @@ class Space:
         """Refuse new work while a disk is nearly full.
 
         Raises:
-            StorageFull: one is.
+            StorageFull: A disk is nearly full.
         """
         short = self.short()
         if short:
@@ -57,11 +57,11 @@ class Space:
 
 
 def remote_kind(path: Path, mounts: Iterable[str] | None = None) -> str | None:
-    """The kind of the file system of a path, where it is one that SQLite must not be on.
+    """Return the file system type of a path if SQLite must not be on it; else None.
 
     Args:
-        path: a file or directory; it need not exist.
-        mounts: lines of ``/proc/mounts``; left out, those of this system.
+        path: A file or directory; it need not exist.
+        mounts: Lines of ``/proc/mounts``. Default: those of this system.
     """
     if mounts is None:
         try:

@@ -1,4 +1,4 @@
-"""Once a day SQLite is asked whether its file is whole; the answer is a mark that all can read."""
+"""Check SQLite's file once a day and store the result as a mark for all processes."""
 
 from sqlalchemy import text
 
@@ -11,7 +11,7 @@ EVERY_MS = 24 * 3600 * 1000
 
 
 def check_if_due(database: Database) -> str | None:
-    """Look at the whole file, unless somebody did within a day; what was found: ``ok``, or damage.
+    """Check the whole file unless it was checked within a day. Return ``ok``, or the damage.
 
     None: it was not due, or the database is not SQLite.
     """
@@ -22,7 +22,7 @@ def check_if_due(database: Database) -> str | None:
         time = int(tx.scalar(now_ms().select()) or 0)
     if last is not None and time - last[0] < EVERY_MS:
         return None
-    with database.write() as tx:  # before the look, which takes long: nobody else begins one
+    with database.write() as tx:  # before the check, which is slow: no other process starts one
         marks.note(tx, MARK, WHOLE if last is None else last[1])
     with database.read() as tx:
         said = str(tx.scalars(text("PRAGMA quick_check(1)")).first())
@@ -32,6 +32,6 @@ def check_if_due(database: Database) -> str | None:
 
 
 def found_last(tx: Transaction) -> str:
-    """What the last look found: ``ok``, or damage; ``ok`` before the first."""
+    """Return the result of the last check: ``ok``, or the damage; ``ok`` before the first."""
     last = marks.read(tx, MARK)
     return WHOLE if last is None else last[1]

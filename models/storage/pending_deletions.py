@@ -1,6 +1,7 @@
-"""Files to delete: named in the transaction that deletes their rows, so that no crash keeps them.
+"""Pending deletions of files, stored in the transaction that deletes their rows.
 
-A file that a row names is always there; one that no row names any more goes a little later.
+So no crash leaves files behind. A file with a row always exists; one without a row is deleted a
+little later.
 """
 
 from collections.abc import Sequence
@@ -13,17 +14,17 @@ from models.tables import DoomedFile, now
 
 
 def add(tx: Session, keys: Sequence[str]) -> None:
-    """The rows of these artifacts are deleted in this transaction."""
+    """Note files whose rows are deleted in this transaction."""
     rows = [{"key": key, "created_at": now()} for key in sorted(set(keys))]
-    if rows:  # in order: two transactions that give up the same files do not deadlock
+    if rows:  # sorted, so that two transactions with the same files do not deadlock
         tx.execute(insert_into(tx, DoomedFile).on_conflict_do_nothing(), rows)
 
 
 def find(tx: Session, *, limit: int) -> list[str]:
-    """Artifacts whose rows are deleted."""
+    """Return artifacts whose rows are deleted."""
     return list(tx.scalars(select(DoomedFile.key).order_by(DoomedFile.key).limit(limit)))
 
 
 def gone(tx: Session, keys: Sequence[str]) -> None:
-    """The files are deleted too."""
+    """Note that the files are deleted too."""
     tx.execute(delete(DoomedFile).where(DoomedFile.key.in_(keys)))

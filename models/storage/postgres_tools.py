@@ -1,4 +1,7 @@
-"""``pg_dump`` and ``pg_restore``, found on the path. Only their environment tells the password."""
+"""``pg_dump`` and ``pg_restore``, found on the path.
+
+They get the password only in the environment.
+"""
 
 import os
 import shutil
@@ -17,16 +20,16 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ToolFailed(GlasshouseError):
-    """A program of PostgreSQL is missing, or failed."""
+    """A PostgreSQL program is missing, or failed."""
 
 
 def dump(url: str, to: Path, *, snapshot: str) -> None:
-    """Dump a database as one exported snapshot sees it.
+    """Dump a database as of one exported snapshot.
 
-    The dump comes through a pipe of this process, so that ``pg_dump`` does not outlive it.
+    The dump passes through a pipe of this process, so that ``pg_dump`` does not outlive it.
 
     Raises:
-        ToolFailed: there is no ``pg_dump``, or it failed.
+        ToolFailed: There is no ``pg_dump``, or it failed.
     """
     options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
     to.touch(mode=0o600)
@@ -35,26 +38,26 @@ def dump(url: str, to: Path, *, snapshot: str) -> None:
 
 
 def restore(url: str, source: Path) -> None:
-    """Restore a dump into a database that has none of its tables: all of it, or nothing.
+    """Restore a dump into a database without its tables: all of it, or nothing.
 
-    ``pg_restore`` reads the dump from a pipe of this process. If the process ends, the dump ends
-    too early, and PostgreSQL rolls the one transaction back.
+    ``pg_restore`` reads the dump from a pipe of this process. If the process ends, the dump is
+    incomplete, and PostgreSQL rolls the single transaction back.
 
     Raises:
-        ToolFailed: there is no ``pg_restore``, or it failed.
+        ToolFailed: There is no ``pg_restore``, or it failed.
     """
     name = environment(url)["PGDATABASE"]
     options = ["--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction"]
     with (
         source.open("rb") as file,
         _running("pg_restore", [*options, f"--dbname={name}"], url) as (wanted, _),
-        suppress(BrokenPipeError),  # it has ended: its status says why
+        suppress(BrokenPipeError),  # it has ended: its exit status says why
     ):
         shutil.copyfileobj(file, wanted, _BLOCK_BYTES)
 
 
 def environment(url: str) -> dict[str, str]:
-    """What tells libpq where the database is."""
+    """Return the environment variables that tell libpq where the database is."""
     parts = make_url(url)
     query = {name: str(value) for name, value in parts.query.items()}
     found = {
@@ -71,7 +74,7 @@ def environment(url: str) -> dict[str, str]:
 
 @contextmanager
 def _running(program: str, options: list[str], url: str) -> Generator[tuple[IO[bytes], IO[bytes]]]:
-    """Run a program; gives its standard input and output, and waits for its end at the block's."""
+    """Run a program. Yield its standard input and output, and wait for its exit after the block."""
     path = shutil.which(program)
     if path is None:
         raise ToolFailed(

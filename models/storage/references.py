@@ -1,8 +1,8 @@
-"""What jobs read, which nobody deletes under them: datasets and checkpoints.
+"""Protect datasets and checkpoints that jobs read from being deleted.
 
-Who is about to store a job that reads a row shares the row until it is stored; who is about to
-delete rows takes them first, and looks then who reads them. So neither misses the other: on SQLite
-since one writes at a time, on PostgreSQL by these locks.
+To store a job, share-lock the rows that it reads until it is stored. To delete rows, lock them
+first and then look for readers. So neither misses the other: on SQLite because writes are
+serialized, on PostgreSQL because of these locks.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ Deletable = type[Dataset] | type[Checkpoint]
 
 
 def share(tx: Session, used: Iterable[str]) -> None:
-    """Let nobody delete rows, by their ids, until the transaction ends; look for them then."""
+    """Prevent the deletion of rows, by id, until the transaction ends. Look them up afterwards."""
     ids = sorted(set(used))
     for table in (Dataset, Checkpoint):
         query = select(table.id).where(table.id.in_(ids)).order_by(table.id)
@@ -25,7 +25,7 @@ def share(tx: Session, used: Iterable[str]) -> None:
 
 
 def unused(tx: Session, table: Deletable, ids: Collection[str]) -> set[str]:
-    """Those of some rows that no job reads which has not ended, nor will until this ends."""
+    """Lock rows and return those that no unfinished job reads, also until this transaction ends."""
     if not ids:
         return set()
     tx.execute(select(table.id).where(table.id.in_(ids)).order_by(table.id).with_for_update())

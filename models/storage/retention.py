@@ -1,12 +1,12 @@
-"""What is kept how long: rows of ended jobs go in small transactions, their files after them.
+"""Retention: rows of ended jobs are deleted in small transactions, their files afterwards.
 
-What a job that has not ended reads stays: a checkpoint that it uses, for example. Of the events of
-an ended job the last one stays.
+Data that an unfinished job reads stays, for example a checkpoint that it uses. The last event of an
+ended job stays too.
 
-A value is stored twice only for a while: as a row of its series, which is the record, and in the
-event that streams replay. Old events of this kind (``REPEATED``) are deleted of running jobs, too.
-``first_seq`` says from where on the log has all events, so that a reader with an older cursor is
-told of the gap.
+A value is stored twice only temporarily: as a row of its series, which is the record, and in the
+event that streams replay. Old events of this kind (``REPEATED``) are deleted from running jobs,
+too. ``first_seq`` is the number from which on the log has all events, so that a reader with an
+older cursor gets a gap event.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,30 +49,30 @@ DELIVERED = ("delivered", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What one small transaction has deleted."""
+    """The result of one small transaction."""
 
     rows: int = 0
     files: int = 0
-    """Files that may go now, named in the table of doomed files."""
+    """Number of files that may be deleted now, stored as pending deletions."""
     more: bool = False
-    """There may be more to delete though this transaction deleted nothing."""
+    """There may be more to delete although this transaction deleted nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DependentRows:
-    """Something that hangs on a job and may be deleted after its end."""
+    """Rows that depend on a job and may be deleted after its end."""
 
     name: str
     left: Callable[[], ColumnElement[bool]]
-    """Whether a job has any of it; for a query of jobs."""
+    """Condition, in a query of jobs, that a job has any of these rows."""
     some: Callable[[Session, str, int], Deleted]
-    """Delete some of a job's; nothing deleted means that nothing is left."""
+    """Delete some of a job's rows. If nothing was deleted, nothing is left."""
     count: Callable[[Session, Sequence[str]], tuple[int, int]]
-    """Rows of these jobs, and their bytes where they are known."""
+    """Number of rows of these jobs, and their bytes if known."""
 
 
 def ended_before(tx: Session, kind: DependentRows, before: datetime, *, limit: int) -> list[str]:
-    """Ended jobs that still have something of a kind, those that ended first before the others."""
+    """Return ended jobs that still have rows of a kind, earliest end first."""
     query = (
         select(Job.id)
         .where(Job.state.in_(ENDED), Job.ended_at < before, kind.left(), Job.deleted_at.is_(None))
@@ -85,7 +85,7 @@ def ended_before(tx: Session, kind: DependentRows, before: datetime, *, limit: i
 def jobs_with_old_values(
     tx: Session, before: datetime, *, limit: int, after: str = ""
 ) -> list[str]:
-    """Jobs whose first event that is not checked yet is older than a time, by their ids."""
+    """Return jobs whose first unchecked event is older than a time, by id."""
     first = (
         select(Event.at).where(Event.job == Job.id, Event.seq == Job.first_seq).scalar_subquery()
     )
@@ -100,9 +100,9 @@ def jobs_with_old_values(
 
 
 def forget_values(tx: Session, job: str, before: datetime, limit: int) -> Deleted:
-    """Delete what repeats stored values among the next events of a log that are old enough.
+    """Delete old events that repeat stored values, among the next events of a log.
 
-    Looks at a range of numbers, which the primary key finds at once; ``first_seq`` moves past it.
+    It scans a range of numbers, which the primary key finds quickly; ``first_seq`` moves past it.
     """
     row = tx.execute(select(Job.first_seq, Job.last_seq).where(Job.id == job)).one_or_none()
     if row is None or row.first_seq >= row.last_seq:
@@ -120,7 +120,7 @@ def forget_values(tx: Session, job: str, before: datetime, limit: int) -> Delete
 
 
 def count_values(tx: Session, job: str, before: datetime) -> int:
-    """How many events ``forget_values`` would delete."""
+    """Return how many events ``forget_values`` would delete."""
     query = select(func.count()).select_from(Event).join(Job, Job.id == Event.job)
     old = (Event.seq >= Job.first_seq, Event.seq < Job.last_seq, Event.at < before)
     return tx.scalars(query.where(Job.id == job, *old, Event.type.in_(REPEATED))).one()
@@ -129,7 +129,7 @@ def count_values(tx: Session, job: str, before: datetime) -> int:
 def jobs_ended_before(
     tx: Session, before: datetime, *, limit: int, after: tuple[datetime, str] | None = None
 ) -> list[tuple[datetime, str]]:
-    """Ended jobs that nothing needs any more, those that ended first before the others."""
+    """Return ended jobs that nothing needs any more, earliest end first."""
     own = select(Checkpoint.id).where(Checkpoint.job == Job.id)
     query = select(Job.ended_at, Job.id).where(
         Job.state.in_(ENDED),
@@ -145,7 +145,7 @@ def jobs_ended_before(
 
 
 def forget_job(tx: Session, job: str, before: datetime) -> bool:
-    """Delete an ended job itself, once nothing large depends on it. False: it is still needed."""
+    """Delete an ended job itself, after its large data. False: it is still needed."""
     own = select(Checkpoint.id).where(Checkpoint.job == job)
     query = (
         delete(Job)
@@ -159,19 +159,19 @@ def forget_job(tx: Session, job: str, before: datetime) -> bool:
 
 
 def deleted_jobs(tx: Session, *, limit: int) -> list[str]:
-    """Jobs that were deleted and still have rows, those deleted first before the others."""
+    """Return deleted jobs that still have rows, earliest deletion first."""
     query = select(Job.id).where(Job.deleted_at.is_not(None))
     return list(tx.scalars(query.order_by(Job.deleted_at).limit(limit)))
 
 
 def forget_deleted(tx: Session, job: str) -> bool:
-    """Delete the row of a deleted job, once nothing large depends on it. False: it is gone."""
+    """Delete the row of a deleted job, after its large data. False: it is gone."""
     query = delete(Job).where(Job.id == job, Job.deleted_at.is_not(None)).returning(Job.id)
     return tx.scalar(query) is not None
 
 
 def forget_small(tx: Session, settings: Settings, limit: int) -> int:
-    """Delete some rows that hang on no job and have no files; how many."""
+    """Delete some rows that depend on no job and have no files. Return how many."""
     time = now()
     rows = _delete_some(tx, Idempotency, Idempotency.created_at < time - KEPT, limit)
     if settings.keep_keys_days is not None:
@@ -188,7 +188,7 @@ def forget_small(tx: Session, settings: Settings, limit: int) -> int:
 
 
 def count_small(tx: Session, settings: Settings) -> dict[str, int]:
-    """How many rows ``forget_small`` would delete, by what they are."""
+    """Return how many rows ``forget_small`` would delete, by type."""
     time = now()
     wanted: dict[str, tuple[type[Table], ColumnElement[bool]]] = {
         "idempotency": (Idempotency, Idempotency.created_at < time - KEPT)
@@ -210,12 +210,12 @@ def count_small(tx: Session, settings: Settings) -> dict[str, int]:
 
 
 def useless(before: datetime) -> ColumnElement[bool]:
-    """Keys, sessions and tickets that have been of no use since before a time."""
+    """Return the condition for keys, sessions and tickets that ended before a time."""
     return or_(Key.revoked_at < before, Key.expires_at < before)
 
 
 def gone(before: datetime) -> ColumnElement[bool]:
-    """Workers that started and were last heard before a time, and have no job's devices."""
+    """Return the condition for workers without a heartbeat since a time and without jobs."""
     return and_(
         Worker.started_at < before,
         Worker.beat_ms < int(before.timestamp() * 1000),
@@ -235,7 +235,7 @@ def _delete_some(tx: Session, table: type[Table], which: ColumnElement[bool], li
     return int(found.rowcount)
 
 
-# --- what hangs on a job ----------------------------------------------------------------------
+# --- data that depends on a job -----------------------------------------------------------
 
 
 def _some_events(tx: Session, job: str, limit: int) -> Deleted:
@@ -257,7 +257,7 @@ def _count_events(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
 
 
 def _some_metrics(tx: Session, job: str, limit: int) -> Deleted:
-    tx.execute(delete(MetricSpan).where(MetricSpan.job == job))  # what a glance reads goes first
+    tx.execute(delete(MetricSpan).where(MetricSpan.job == job))  # summaries read these
     return Deleted(_delete_some(tx, Metric, Metric.job == job, limit))
 
 
@@ -292,7 +292,7 @@ def _some_captures(tx: Session, job: str, limit: int) -> Deleted:
     keys = list(tx.scalars(select(Capture.key).where(Capture.job == job).distinct().limit(limit)))
     if not keys:
         return Deleted()
-    keys = keys[: max(1, limit // 8)]  # of one file there may be several rows
+    keys = keys[: max(1, limit // 8)]  # one file may have several rows
     found: Any = tx.execute(delete(Capture).where(Capture.job == job, Capture.key.in_(keys)))
     pending_deletions.add(tx, keys)
     return Deleted(int(found.rowcount), len(keys))
@@ -358,4 +358,4 @@ KINDS: tuple[DependentRows, ...] = (
         _counted(Checkpoint),
     ),
 )
-"""In the order in which they are deleted. The setting of each is ``keep_<name>_days``."""
+"""In the order of deletion. The setting of each is ``keep_<name>_days``."""

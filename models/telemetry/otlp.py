@@ -1,4 +1,4 @@
-"""Where spans are made and sent from. Imported only where traces are wanted: it needs an extra."""
+"""Create and export spans. Imported only if tracing is on, because it needs an extra."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _QUERY = "url.query"
 
 
 class _Discreet(SpanProcessor):
-    """Queries may hold what is nobody's business: a ticket to a session, for one."""
+    """Redacts queries, because they may contain secrets such as a ticket to a session."""
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         if _QUERY in (span.attributes or {}):
@@ -19,7 +19,10 @@ class _Discreet(SpanProcessor):
 
 
 def make_provider(name: str) -> TracerProvider:
-    """A provider whose spans go where the standard variables say; ``name`` is the service's."""
+    """Return a provider that exports spans according to OpenTelemetry's standard variables.
+
+    ``name`` is the service's name.
+    """
     resource = Resource.create({"service.name": name})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(_Discreet())

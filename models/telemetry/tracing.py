@@ -1,10 +1,10 @@
-"""Traces of requests and attempts, by OpenTelemetry, to where its standard variables say.
+"""OpenTelemetry traces of requests and attempts, exported according to its standard variables.
 
-Off, and free, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` is
-set. The spans of the API are FastAPI's own. A job remembers the trace of the request that submitted
-it (``jobs.traceparent``), so that its attempts are in that trace, on whichever machine they run.
+Off, at no cost, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` is
+set. The spans of the API are FastAPI's own. A job stores the trace of the request that submitted it
+(``jobs.traceparent``), so that its attempts are in that trace, on any machine.
 
-No span holds what a client sends but for the path of a request: no query, body, name or label.
+No span contains client data except the path of a request: no query, body, name or label.
 """
 
 import os
@@ -23,7 +23,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 EXTRA = "pip install 'glasshouse[tracing]'"
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _LEAVE_S = 2.0
-"""A process that is told to end does not wait longer for a receiver that is away."""
+"""On exit, a process waits at most this long for an unavailable receiver."""
 _log: Any = structlog.get_logger()
 _propagator = TraceContextTextMapPropagator()
 
@@ -31,42 +31,42 @@ Attributes = Mapping[str, str | int]
 
 
 def is_wanted() -> bool:
-    """Whether the environment says where traces go."""
+    """Return whether the environment turns tracing on."""
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     return not is_off and any(os.environ.get(name) for name in ENDPOINTS)
 
 
 def lacks() -> list[str]:
-    """The packages that sending traces needs and that are not installed."""
+    """Return the packages that exporting needs and that are not installed."""
     return [name for name in _NEEDED if not _is_installed(name)]
 
 
 def traceparent() -> str | None:
-    """The trace that this call belongs to, as W3C's header says it; None: nothing is traced."""
+    """Return the current trace as W3C's ``traceparent``; None: nothing is traced."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier)
     return carrier.get("traceparent")
 
 
 def log_fields() -> dict[str, str]:
-    """What a log line says of the trace that it belongs to, if any."""
+    """Return the log fields of the current trace, if any."""
     context = trace.get_current_span().get_span_context()
     return {"trace_id": f"{context.trace_id:032x}"} if context.is_valid else {}
 
 
 class Span:
-    """A span under way, or nothing where nothing is traced."""
+    """A current span, or nothing if nothing is traced."""
 
     def __init__(self, span: trace.Span | None) -> None:
         self._span = span
 
     def tell(self, **attributes: str | int) -> None:
-        """Add what has become known; each name gets the prefix ``glasshouse.``."""
+        """Add attributes; each name gets the prefix ``glasshouse.``."""
         if self._span is not None:
             self._span.set_attributes(_prefixed(attributes))
 
     def failed(self, code: str) -> None:
-        """What the span stands for has failed; ``code`` is ours, never a text."""
+        """Mark the span as failed. ``code`` is an error code of the service, never a text."""
         if self._span is not None:
             self._span.set_status(StatusCode.ERROR, code)
 
@@ -75,7 +75,7 @@ class Tracing:
     """The spans of one process."""
 
     def __init__(self, service: str) -> None:
-        """``service`` is what ``service.name`` says, unless ``OTEL_SERVICE_NAME`` does."""
+        """``service`` is the value of ``service.name`` unless ``OTEL_SERVICE_NAME`` sets it."""
         self.provider = _provider(service) if is_wanted() else None
         self._tracer = None if self.provider is None else self.provider.get_tracer("glasshouse")
 
@@ -83,7 +83,7 @@ class Tracing:
     def span(
         self, name: str, *, parent: str | None = None, **attributes: str | int
     ) -> Generator[Span]:
-        """What happens in here. ``parent`` is a ``traceparent``; left out: the span around it."""
+        """Open a span for the block. ``parent``: a ``traceparent``. Default: the enclosing span."""
         if self._tracer is None:
             yield Span(None)
             return
@@ -95,7 +95,7 @@ class Tracing:
             kind,
             _prefixed(attributes),
             record_exception=False,
-            set_status_on_exception=False,  # it would send the text of the error
+            set_status_on_exception=False,  # it would export the text of the error
         ) as span:
             try:
                 yield Span(span)
@@ -104,7 +104,7 @@ class Tracing:
                 raise
 
     def close(self) -> None:
-        """Send what waits, as far as its receiver takes it at once."""
+        """Export pending spans, but wait only briefly for the receiver."""
         if self.provider is None:
             return
         sending = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
@@ -124,7 +124,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _provider(service: str) -> Any:
-    """Where spans are made and sent from; None, and a line in the log, where it cannot be."""
+    """Return the provider; None, with a log line, if packages are missing."""
     if missing := lacks():
         _log.error("tracing_not_installed", missing=missing, mend=EXTRA)
         return None
