@@ -41,7 +41,7 @@ def main() -> int:
     for line in wrong:
         print(f"licence: {line}")
     looked_at = [*_installed(), *_of_page()]
-    print(f"licences: {len(looked_at)} looked at, {len(wrong)} not allowed")
+    print(f"licences: {len(looked_at)} checked, {len(wrong)} not allowed")
     found = [_holes(), _holes_of_page()]
     return 1 if any(found) or wrong else 0
 
@@ -56,7 +56,7 @@ def _holes() -> bool:
         return False
     found = re.search(r"Found \d+ known vulnerabilit", done.stdout + done.stderr)
     if done.returncode == 0:
-        print("pip-audit: no known holes")
+        print("pip-audit: no known vulnerabilities")
     elif found or not _UNREACHABLE.search(done.stderr):
         print(done.stdout + done.stderr)
         return True
@@ -78,7 +78,7 @@ def _holes_of_page() -> bool:
         return False
     for name, hole in told["vulnerabilities"].items():
         print(f"npm audit: {name} {hole.get('range')}: {hole.get('severity')}")
-    print(f"npm audit: {len(told['vulnerabilities'])} known holes")
+    print(f"npm audit: {len(told['vulnerabilities'])} known vulnerabilities")
     return bool(told["vulnerabilities"])
 
 

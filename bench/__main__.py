@@ -58,7 +58,7 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Run all benchmarks, or those that are named."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="left out: all")
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="default: all")
     parser.add_argument("--save", metavar="NAME", help="also write bench/results/NAME.jsonl")
     given = parser.parse_args()
     lines = [json.dumps(machine())]

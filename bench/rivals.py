@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.rivals")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--every", type=int, help="left out: 1, then 25, each in its own process")
+    parser.add_argument("--every", type=int, help="default: 1, then 25, each in its own process")
     given = parser.parse_args()
     if given.every is None:
         sys.exit(max(_again(every) for every in (1, 25)))

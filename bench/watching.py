@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", choices=[*NETWORKS], nargs="*", default=[*NETWORKS])
     parser.add_argument("--turn", type=int, default=TURN, help="steps; of which a block is made")
-    parser.add_argument("--case", nargs="*", help="the first letters of cases; left out: all")
+    parser.add_argument("--case", nargs="*", help="the first letters of cases; default: all")
     parser.add_argument("--path", choices=PATHS, nargs="*", default=[*PATHS])
     given = parser.parse_args()
     calm_collector()

@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of a block, at most 1000")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rivals", help="a Python that has paddle")
-    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="words foretold")
+    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="predicted words")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:

@@ -524,7 +524,7 @@ class NonFinite(RunFailure):
 
 
 class TooManySkipped(NonFinite):
-    """Too many steps in a row had numbers that are not finite, and were skipped."""
+    """Too many steps in a row had NaN or Inf, and were skipped."""
 
     hint = (
         "The parameters are those of the last step that was not skipped, so the next steps would "

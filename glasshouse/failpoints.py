@@ -1,7 +1,7 @@
 """Failpoints: places at which a test makes a process die, fail or hang. Disabled by default.
 
 ``FAILPOINTS`` has one rule or several, separated by ``;``: ``NAME=ACTION`` or ``NAME=ACTION@N``,
-the N-th time that this process comes by (left out, the first). Actions: ``kill`` (SIGKILL of this
+the N-th time that this process passes it (default: the first). Actions: ``kill`` (SIGKILL of this
 process), ``raise`` (``OSError``), ``pause`` and ``pause:SECONDS`` (60). ``FAILPOINTS_ONCE`` names a
 directory: a rule that was followed leaves a file there, and is not followed again by any process.
 The names are in CONTRIBUTING.md. Only for tests.

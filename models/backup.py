@@ -366,7 +366,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m models.backup", description=__doc__)
     parser.add_argument("action", choices=["create", "restore"])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--home", type=Path, help="left out: $GLASSHOUSE_HOME, or ~/.glasshouse")
+    parser.add_argument("--home", type=Path, help="default: $GLASSHOUSE_HOME, or ~/.glasshouse")
     parser.add_argument("--link", action="store_true", help="hard links to the artifacts")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)

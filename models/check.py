@@ -57,20 +57,20 @@ def _disks(settings: Settings) -> Generator[Finding]:
     short = space.short()
     if short:
         detail = f"less than GLASSHOUSE_MIN_FREE_BYTES is left: {', '.join(short)}"
-        mend = (
+        fix = (
             "New work is refused until space is free: glasshouse purge --dry-run says what could "
             "go; GLASSHOUSE_KEEP_…_DAYS lets it go by itself."
         )
-        yield _found("space", "fail", detail, mend)
+        yield _found("space", "fail", detail, fix)
     else:
         yield _found("space", "ok", ", ".join(f"{n} {_gib(b)}" for n, b in space.free().items()))
     if settings.database.startswith("sqlite"):
         kind = remote_kind(Path(settings.database.removeprefix("sqlite:///")))
         if kind is not None:
-            mend = (
+            fix = (
                 "SQLite is not safe there: set GLASSHOUSE_HOME to a local disk, or use PostgreSQL."
             )
-            yield _found("file_system", "fail", f"the database is on {kind}", mend)
+            yield _found("file_system", "fail", f"the database is on {kind}", fix)
 
 
 def _gib(count: int) -> str:
@@ -89,8 +89,8 @@ def _database(settings: Settings) -> Generator[Finding]:
             yield from _of_database(tx, settings, is_sqlite=database.is_sqlite)
     except (ServiceError, SQLAlchemyError) as error:
         detail = error.detail if isinstance(error, ServiceError) else type(error).__name__
-        mend = "Is the database server up, and is GLASSHOUSE_DATABASE_URL right?"
-        yield _found("database", "fail", detail, mend)
+        fix = "Is the database server up, and is GLASSHOUSE_DATABASE_URL right?"
+        yield _found("database", "fail", detail, fix)
     finally:
         database.close()
 
@@ -98,15 +98,15 @@ def _database(settings: Settings) -> Generator[Finding]:
 def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Generator[Finding]:
     found = startup.revision(tx)
     if problem := startup.mismatch(found):
-        detail, _, mend = problem.partition(". ")
-        yield _found("revision", "fail", detail, mend)
+        detail, _, fix = problem.partition(". ")
+        yield _found("revision", "fail", detail, fix)
         return
     yield _found("revision", "ok", f"the database is at revision {found}")
     if is_sqlite:
         said = str(tx.scalars(text("PRAGMA quick_check")).first())
         if said != "ok":
-            mend = "Stop the service and restore the last backup: glasshouse restore."
-            yield _found("integrity", "fail", f"the database is damaged: {said}", mend)
+            fix = "Stop the service and restore the last backup: glasshouse restore."
+            yield _found("integrity", "fail", f"the database is damaged: {said}", fix)
         else:
             yield _found("integrity", "ok", "quick_check finds nothing")
     lease_ms = int(settings.lease_s * 1000)
@@ -117,20 +117,20 @@ def _of_database(tx: Transaction, settings: Settings, *, is_sqlite: bool) -> Gen
     ]
     if unresponsive:
         detail = f"connected, but receiving no notifications: {', '.join(unresponsive[:10])}"
-        mend = "Their jobs start some seconds late. Is the broker up? Restart these workers."
-        yield _found("unresponsive", "fail", detail, mend)
+        fix = "Their jobs start some seconds late. Is the broker up? Restart these workers."
+        yield _found("unresponsive", "fail", detail, fix)
     off = heartbeats.disabled_webhooks(tx)
     if off:
-        mend = "GET /api/v1/webhooks says why; delete them, and make them anew when they work."
-        yield _found("webhooks", "warn", f"{off} were switched off", mend)
+        fix = "GET /api/v1/webhooks says why; delete them, and make them anew when they work."
+        yield _found("webhooks", "warn", f"{off} were switched off", fix)
     left = len(pending_deletions.find(tx, limit=_MANY_DOOMED))
     if left == _MANY_DOOMED:
-        mend = "A worker deletes them each GLASSHOUSE_PURGE_EVERY_S; or: glasshouse purge."
-        yield _found("doomed_files", "warn", f"{left} or more files wait to be deleted", mend)
+        fix = "A worker deletes them each GLASSHOUSE_PURGE_EVERY_S; or: glasshouse purge."
+        yield _found("doomed_files", "warn", f"{left} or more files wait to be deleted", fix)
 
 
-def _found(name: str, state: str, detail: str, mend: str | None = None) -> Finding:
-    return {"name": name, "state": state, "detail": detail, "mend": mend}
+def _found(name: str, state: str, detail: str, fix: str | None = None) -> Finding:
+    return {"name": name, "state": state, "detail": detail, "fix": fix}
 
 
 if __name__ == "__main__":

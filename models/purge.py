@@ -276,7 +276,7 @@ def _parts(names: Sequence[str]) -> Generator[Sequence[str]]:
 def main(arguments: Sequence[str]) -> int:
     """Run one pass, or report what it would delete."""
     parser = argparse.ArgumentParser(prog="glasshouse purge", description=__doc__)
-    parser.add_argument("--home", type=Path, help="left out: $GLASSHOUSE_HOME, or ~/.glasshouse")
+    parser.add_argument("--home", type=Path, help="default: $GLASSHOUSE_HOME, or ~/.glasshouse")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)

@@ -499,7 +499,7 @@ class Worker(Table):
     sweep_ms: Mapped[int | None] = mapped_column(BigInteger)
     """When it last swept, by the database's clock."""
     figures: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    """Its counters since its start, and the free space on its disks."""
+    """Its counters since it started, and the free space on its disks."""
 
 
 class Device(Table):

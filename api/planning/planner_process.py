@@ -1,6 +1,6 @@
 """One process that checks specs: ``engine.process.planner``, with one line per request.
 
-It may die or hang on any request. Then it is killed, the request is refused, and a new process is
+Any request may crash or block it. Then it is killed, the request is refused, and a new process is
 started.
 """
 

@@ -181,7 +181,7 @@ def _of_sqlite(app_state: AppState) -> dict[str, str]:
     found: dict[str, str] = {}
     if sqlite3.sqlite_version_info < SAFE_SQLITE:
         found["sqlite"] = (
-            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug, mended in "
+            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug, fixed in "
             f"{'.'.join(map(str, SAFE_SQLITE))}; for data that must not be lost use PostgreSQL"
         )
     kind = remote_kind(app_state.settings.home)
@@ -198,4 +198,5 @@ def _of_broker(version: tuple[str, str] | None) -> dict[str, str]:
     if numbers(number) >= least:
         return {}
     wanted = ".".join(map(str, least))
-    return {"broker_version": f"{product} {number} has known holes; use {wanted} or newer"}
+    detail = f"{product} {number} has known vulnerabilities; use {wanted} or newer"
+    return {"broker_version": detail}

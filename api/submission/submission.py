@@ -159,7 +159,7 @@ def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, 
         raise _wrong_start(pointer, detail)
     others = what_differs(found.network, resolved)
     if others:
-        detail = f"'all' goes on with the checkpoint's run, and {', '.join(others)} differ from it;"
+        detail = f"'all' continues the checkpoint's run, and {', '.join(others)} differ from it;"
         raise _wrong_start(pointer, detail + " load 'model', or leave them as they were")
     if num_steps is not None and num_steps <= found.start_step:
         raise _wrong_start("/stop", _ends_before(resolved["stop"], found.start_step, num_steps))

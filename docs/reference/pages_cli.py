@@ -76,8 +76,8 @@ def _told(parameter: Parameter) -> str:
     told = [cell(parameter.help), *_limits(parameter)]
     default = parameter.default
     is_shown = isinstance(default, (str, int, float)) and not isinstance(default, bool)
-    if is_shown and default != "" and "Left out" not in told[0]:
-        told.append(f"Left out: `{default}`.")
+    if is_shown and default != "" and "Default" not in told[0]:
+        told.append(f"Default: `{default}`.")
     if getattr(parameter, "multiple", False) and "repeat" not in told[0]:
         told.append("May be given several times.")
     return " ".join(word for word in told if word)

@@ -257,7 +257,7 @@ def _parameter(parameter: Json, types: Types) -> str:
     if parameter.get("required") and parameter["in"] != "path":
         said += ", required"
     if "default" in schema:
-        said += f"; {_code(schema['default'])} if left out"
+        said += f"; default {_code(schema['default'])}"
     meaning = parameter.get("description", "")
     name = schema["title"] if parameter["in"] == "header" else parameter["name"]
     return f"| `{name}` | {parameter['in']} | {cell(said)} | {cell(meaning)} |"

@@ -43,7 +43,7 @@ MAX_FINDINGS = 20
 MAX_SAMPLES = 1000
 """Number of row numbers that a finding lists."""
 SHARE = 0.005
-"""Fraction of step time for checking gradients where steps may be left out. Half of what is
+"""Fraction of step time for checking gradients where steps may be skipped. Half of what is
 promised, because the rest of the guard takes time too."""
 _MAX_EVERY = 64
 SCALE = "loss_scale"

@@ -292,8 +292,8 @@ def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
             return f"In the forward pass {thing} was not finite: {what}."
         case "output_grad":
             back = " and ".join(repr(name) for name in readers.get(found.layer or "", ())) or "loss"
-            thing = f"the gradient by the output of {found.tensor!r}, which {back} gives back,"
-            return f"In the backward pass {thing} was not finite: {what}."
+            thing = f"the gradient with respect to the output of {found.tensor!r}"
+            return f"In the backward pass {thing}, from {back}, was not finite: {what}."
         case _:
             thing = f"the gradient of {found.tensor!r}"
             return f"In the backward pass {thing} was not finite: {what}."

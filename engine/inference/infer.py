@@ -165,7 +165,7 @@ class _Plan(NamedTuple):
 
 
 def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
-    """Return the rows, cut as in the training job; none is left out."""
+    """Return the rows, cut as in the training job, all of them."""
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
     most = limit.max_length if limit.overflow == "truncate" else None

@@ -37,7 +37,7 @@ class Unusable(NamedTuple):
     """Why torchmetrics cannot be imported here, and what to do about it."""
 
     reason: str
-    mend: str
+    fix: str
 
 
 @cache
@@ -73,8 +73,8 @@ def _why(error: Exception) -> Unusable:
                 f"pip uninstall {package}, or install its build for torch {torch.__version__}; "
                 "then start the service again",
             )
-    mend = "pip install 'glasshouse[server]', then start the service again"
-    return Unusable(f"torchmetrics cannot be imported ({said})", mend)
+    fix = "pip install 'glasshouse[server]', then start the service again"
+    return Unusable(f"torchmetrics cannot be imported ({said})", fix)
 
 
 def _versioned(package: str) -> str:
@@ -128,7 +128,7 @@ def checked_arguments(metric: Metric, pointer: str) -> dict[str, Any]:
         SpecProblems: there is no such class or argument, or torchmetrics cannot be imported.
     """
     if (why := unusable()) is not None:
-        detail = f"{metric.type} cannot be computed here: {why.reason}: {why.mend}"
+        detail = f"{metric.type} cannot be computed here: {why.reason}: {why.fix}"
         raise one(f"{pointer}/type", detail, "unavailable")
     if metric.type not in metric_classes():
         raise one(f"{pointer}/type", _unknown(metric.type), "unknown")

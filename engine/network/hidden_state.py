@@ -97,7 +97,7 @@ def check_stateful(spec: TrainJob, findings: Findings) -> None:
         return
     data = spec.data
     if data.shuffle.enabled is not False:
-        detail = "a stateful layer goes on from batch to batch: set data.shuffle.enabled to false"
+        detail = "a stateful layer keeps its state over batches: set data.shuffle.enabled to false"
         findings.problem("/data/shuffle/enabled", detail, "stateful")
     if data.bucket_by_length is not None:
         detail = "a stateful layer reads the rows in their stored order: leave out the buckets"

@@ -122,7 +122,7 @@ def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:
     """Return the state of the first rows: the last batch of an epoch may have fewer."""
     known = states[0].shape[1]
     if num_rows > known:
-        raise ValueError(f"a batch of {num_rows} rows cannot go on from one of {known}")
+        raise ValueError(f"a batch of {num_rows} rows cannot continue from one of {known}")
     first = tuple(item[:, :num_rows].contiguous() for item in states)
     return first if len(states) > 1 else first[0]
 

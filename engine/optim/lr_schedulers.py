@@ -274,7 +274,7 @@ def _try_steps(made: Torch, spec: Scheduler) -> None:
             for _ in range(2):
                 made.step(*([1.0] if spec.metric is not None else []))
         except Exception as cause:
-            detail = f"{spec.type} cannot go on with these arguments: {cause}"
+            detail = f"{spec.type} cannot continue with these arguments: {cause}"
             raise one("/scheduler/args", detail[:500], "args") from cause
 
 

@@ -119,7 +119,7 @@ class BatchPlan:
         drops = self._drops and len(self._sequences) > 1
         if lengths is None or self._spec.data.whole.fraction is not None or drops:
             why = "which rows are taken" if lengths is not None else "the lengths of the rows"
-            detail = f"how many batches an epoch has hangs on {why}: it is known when they are read"
+            detail = f"how many batches an epoch has depends on {why}: known when they are read"
             findings.warn(f"{_POINTER}/max_tokens", detail, "unknown_length")
             return None
         try:

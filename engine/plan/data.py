@@ -304,7 +304,7 @@ def limited(
             detail += "; raise max_length, or set overflow to truncate or drop"
             findings.problem(pointer, detail, "too_long")
         elif limit.overflow == "drop":
-            detail += ": longer ones are left out, and there will be fewer steps than planned"
+            detail += ": longer ones are dropped, and there will be fewer steps than planned"
             findings.warn("/data/sequence/overflow", detail, "dropped_rows")
     findings.stop()
     return made
@@ -371,7 +371,7 @@ def _check_gaps(name: str, field: Field, data: Data, meta: Meta, findings: Findi
         is_dense = isinstance(field, DenseField)
         pointer = f"{FIELDS}/{name}/fill" if is_dense else "/data/on_bad_row"
         if data.on_bad_row == "drop":
-            detail += ": their rows are left out, and there will be fewer steps than planned"
+            detail += ": their rows are dropped, and there will be fewer steps than planned"
             findings.warn("/data/on_bad_row", detail, "dropped_rows")
         elif len(meta["splits"]) == 1 and data.whole.fraction is None:
             detail += f": set {'fill, or ' if is_dense else ''}data.on_bad_row to drop"

@@ -180,8 +180,8 @@ def _check_buckets(data: Data, findings: Findings) -> None:
         detail = "a pool that is not shuffled gives rows as they are stored: leave it out"
         findings.problem(pointer, detail, "no_shuffle")
     if wanted.max_tokens is not None:
-        detail = "how many batches an epoch has would hang on which rows meet in a pool: leave it"
-        findings.problem(f"{pointer}/max_tokens", f"{detail} out, or buffer_size", "streamed")
+        detail = "the number of batches would depend on which rows meet in a pool: remove it"
+        findings.problem(f"{pointer}/max_tokens", f"{detail} or buffer_size", "streamed")
     if shuffle.min_buffer_size:
         detail = "rows are sorted by length when the pool is full: leave it out"
         findings.problem("/data/shuffle/min_buffer_size", detail, "streamed")

@@ -22,14 +22,15 @@ def check_torch(version: str = torch.__version__) -> None:
     found = tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".")[:2])
     if found < OLDEST_TORCH:
         needed = ".".join(map(str, OLDEST_TORCH))
-        raise SystemExit(f"torch {version} has known holes; Glasshouse needs {needed} or newer")
+        known = f"torch {version} has known vulnerabilities"
+        raise SystemExit(f"{known}; Glasshouse needs {needed} or newer")
 
 
 def limit_rank() -> None:
     """Limit what a rank may do to the machine: no core files, few open files, no setuid.
 
-    Memory is not limited here: the address space does not measure it with CUDA. A control group
-    does that, which whoever starts the worker creates.
+    Memory is not limited here: with CUDA the address space does not measure it. Start the worker
+    in a control group to limit it.
     """
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)

@@ -66,7 +66,7 @@ def check_memory(spec: TrainJob, findings: Findings) -> None:
         return
     layers = spec.network.layers
     if any(layer.stateful for layer in layers):
-        detail = "the parts of a batch would go on from one another: choose fail where a layer is"
+        detail = "the micro-batches of a batch would share states: set on_oom to fail if a layer is"
         findings.problem("/guards/memory/on_oom", f"{detail} stateful", "stateful")
     if any(layer.type.startswith("BatchNorm") for layer in layers):
         detail = "batch normalisation takes its statistics of each part of a batch by itself"

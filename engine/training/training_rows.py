@@ -93,7 +93,7 @@ class Gathering:
         known: Prepared | None,
         bucket: BucketByLength | None = None,
     ) -> Rows:
-        """Return the rows of all sources as one; report the rows left out.
+        """Return the rows of all sources as one; report the dropped rows.
 
         ``known``: what was learned of the training rows before.
 

@@ -25,16 +25,16 @@ from glasshouse.versions import SAFE_SQLITE
 TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 LEAST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 14)
 LEAST_FREE_BYTES = 2 * 1024**3
-MEND_KERNEL = (
+FIX_KERNEL = (
     "Same results, but slower. Install a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: "
     "dnf install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then reinstall "
     "glasshouse, or in a checkout: python -m engine.native"
 )
-MEND_PAGE = (
+FIX_PAGE = (
     "The API works all the same. In a checkout: make page (with Node 20 or newer, or with one from "
     "PyPI); else get Node, then install glasshouse anew"
 )
-MEND_READY = {
+FIX_READY = {
     "database": "Check that the database server runs. See logs/api.log.",
     "schema": "Stop every API and worker, then: glasshouse backup DIRECTORY, glasshouse migrate.",
     "database_write": "Check for a full disk or a locked database. See logs/api.log.",
@@ -49,11 +49,11 @@ MEND_READY = {
     "broker_version": "Install a newer Valkey or Redis; 'glasshouse up' prefers one on PATH.",
     "file_system": "Set GLASSHOUSE_HOME to a local disk.",
 }
-MEND_CUDA_KERNEL = (
+FIX_CUDA_KERNEL = (
     "Same figures, slower. Triton comes with torch's CUDA builds for Linux; it wants a C compiler "
     "and Python's headers (Debian, Ubuntu: apt install gcc python3-dev)"
 )
-MEND_METRICS = "pip install 'glasshouse[server]', then start the service again"
+FIX_METRICS = "pip install 'glasshouse[server]', then start the service again"
 ENGINE_TIMEOUT_S = 60
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
@@ -65,7 +65,7 @@ class Check:
     name: str
     state: Literal["ok", "warn", "fail"]
     detail: str
-    mend: str | None = None
+    fix: str | None = None
 
     def as_dict(self) -> dict[str, str | None]:
         """Its JSON form."""
@@ -94,8 +94,8 @@ def examine(home: Path) -> list[Check]:
 def _python(home: Path) -> Check:
     version = platform.python_version()
     if sys.version_info[:2] not in TRIED_PYTHONS:
-        mend = "torch of the supported versions may have no build for it; 3.11 is the safe choice."
-        return Check("python", "warn", f"{version} ({sys.executable})", mend)
+        fix = "torch of the supported versions may have no build for it; 3.11 is the safe choice."
+        return Check("python", "warn", f"{version} ({sys.executable})", fix)
     return Check("python", "ok", f"{version} ({sys.executable})")
 
 
@@ -110,11 +110,11 @@ def _torch(home: Path) -> Check:
         return Check("torch", "fail", told, "pip install 'torch>=2.11,<2.14'")
     has_driver = has_nvidia_driver()
     if has_driver and not cuda:
-        mend = "This machine has an NVIDIA driver: install a CUDA build of torch to use it."
-        return Check("torch", "warn", told, mend)
+        fix = "This machine has an NVIDIA driver: install a CUDA build of torch to use it."
+        return Check("torch", "warn", told, fix)
     if cuda and not has_driver:
-        mend = "There is no NVIDIA driver here: jobs run on the CPU."
-        return Check("torch", "warn", told, mend)
+        fix = "There is no NVIDIA driver here: jobs run on the CPU."
+        return Check("torch", "warn", told, fix)
     return Check("torch", "ok", told)
 
 
@@ -139,7 +139,7 @@ def has_nvidia_driver() -> bool:
 
 def _kernel(home: Path) -> Check:
     """The native kernel of the statistics."""
-    return _path_of_statistics("kernel", "the CPU", "engine.native.compiling", MEND_KERNEL)
+    return _path_of_statistics("kernel", "the CPU", "engine.native.compiling", FIX_KERNEL)
 
 
 def _cuda_kernel(home: Path) -> Check:
@@ -148,19 +148,19 @@ def _cuda_kernel(home: Path) -> Check:
     if build is None or build[1] is None or not has_nvidia_driver():
         return Check("cuda kernel", "ok", "not needed: jobs run on the CPU")
     return _path_of_statistics(
-        "cuda kernel", "CUDA", "engine.probes.statistics.triton_check", MEND_CUDA_KERNEL
+        "cuda kernel", "CUDA", "engine.probes.statistics.triton_check", FIX_CUDA_KERNEL
     )
 
 
-def _path_of_statistics(name: str, device: str, module: str, mend: str) -> Check:
+def _path_of_statistics(name: str, device: str, module: str, fix: str) -> Check:
     """Whether statistics use the native kernel, checked in a process of the engine."""
     code, out, err = _asked(module)
     if code == 0:
         return Check(name, "ok", f"statistics on {device} are native: {out}")
     if code is None:
-        return Check(name, "warn", f"cannot be asked: {err}", mend)
+        return Check(name, "warn", f"cannot be asked: {err}", fix)
     said = (out or err or "no answer").splitlines()[-1]
-    return Check(name, "warn", f"statistics on {device} use the slow path: {said}", mend)
+    return Check(name, "warn", f"statistics on {device} use the slow path: {said}", fix)
 
 
 def metrics(home: Path) -> Check:
@@ -169,11 +169,11 @@ def metrics(home: Path) -> Check:
     if code == 0:
         return Check("metrics", "ok", out)
     if code is None:
-        return Check("metrics", "warn", f"cannot be asked: {err}", MEND_METRICS)
-    reason, _, mend = out.partition("\n")
+        return Check("metrics", "warn", f"cannot be asked: {err}", FIX_METRICS)
+    reason, _, fix = out.partition("\n")
     said = reason or (err or "no answer").splitlines()[-1]
     return Check(
-        "metrics", "fail", f"those of torchmetrics are refused: {said}", mend or MEND_METRICS
+        "metrics", "fail", f"those of torchmetrics are refused: {said}", fix or FIX_METRICS
     )
 
 
@@ -194,7 +194,7 @@ def page(home: Path) -> Check:
     for place in (ROOT / "api" / "page_files", ROOT / "dashboard" / "dist"):
         if (place / "index.html").is_file():
             return Check("page", "ok", str(place))
-    return Check("page", "warn", "is not built", MEND_PAGE)
+    return Check("page", "warn", "is not built", FIX_PAGE)
 
 
 def _broker(home: Path) -> Check:
@@ -258,8 +258,8 @@ def _host(home: Path) -> list[Check]:
         )
         return [Check(**found) for found in json.loads(done.stdout)]
     except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
-        mend = "pip install 'glasshouse[server]', on the host of the service"
-        return [Check("host", "warn", f"cannot be looked at: {type(error).__name__}", mend)]
+        fix = "pip install 'glasshouse[server]', on the host of the service"
+        return [Check("host", "warn", f"cannot be inspected: {type(error).__name__}", fix)]
 
 
 def _readiness(home: Path) -> list[Check]:
@@ -275,12 +275,12 @@ def _readiness(home: Path) -> list[Check]:
     except (APIError, KeyError):
         return []  # said by the check of the service
     found = [
-        Check(f"ready/{name}", "fail", said, MEND_READY.get(name))
+        Check(f"ready/{name}", "fail", said, FIX_READY.get(name))
         for name, said in told.get("checks", {}).items()
         if said != "ok"
     ]
     warned = told.get("warnings", {}).items()
-    found += [Check(f"ready/{name}", "warn", said, MEND_READY.get(name)) for name, said in warned]
+    found += [Check(f"ready/{name}", "warn", said, FIX_READY.get(name)) for name, said in warned]
     return found or [Check("ready", "ok", "every check of /readyz is ok")]
 
 

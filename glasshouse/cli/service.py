@@ -94,8 +94,8 @@ def doctor(home: Home = None, json: Json = False) -> None:
     else:
         for check in checks:
             output.line(f"{check.state:<4}  {check.name}: {check.detail}")
-            if check.mend:
-                output.line(f"      {check.mend}")
+            if check.fix:
+                output.line(f"      {check.fix}")
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(exits.ERROR)
 

@@ -126,7 +126,7 @@ def _is_installed(name: str) -> bool:
 def _provider(service: str) -> Any:
     """Return the provider; None, with a log line, if packages are missing."""
     if missing := lacks():
-        _log.error("tracing_not_installed", missing=missing, mend=EXTRA)
+        _log.error("tracing_not_installed", missing=missing, fix=EXTRA)
         return None
     from models.telemetry.otlp import make_provider  # noqa: PLC0415 - an extra, and memory, that few want
 

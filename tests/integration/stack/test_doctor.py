@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from glasshouse.cli.diagnosis import MEND_READY
+from glasshouse.cli.diagnosis import FIX_READY
 from glasshouse.cli.processes import ROOT
 from models.access import webhooks
 from models.database import Database
@@ -60,7 +60,7 @@ def test_a_setting_that_cannot_be_read_is_named(home: Path):
     found = findings(home, LEASE_S="soon")
     assert found["settings"]["state"] == "fail"
     assert "GLASSHOUSE_LEASE_S" in found["settings"]["detail"]
-    assert "GLASSHOUSE_LEASE_S" in found["settings"]["mend"]
+    assert "GLASSHOUSE_LEASE_S" in found["settings"]["fix"]
 
 
 def test_null_in_a_setting_means_for_ever(home: Path):
@@ -70,7 +70,7 @@ def test_null_in_a_setting_means_for_ever(home: Path):
 def test_too_little_space_says_what_can_go(home: Path):
     found = findings(home, MIN_FREE_BYTES=str(10**18))["space"]
     assert found["state"] == "fail"
-    assert "glasshouse purge --dry-run" in found["mend"]
+    assert "glasshouse purge --dry-run" in found["fix"]
 
 
 def test_a_database_of_another_version_is_told_of(home: Path):
@@ -80,7 +80,7 @@ def test_a_database_of_another_version_is_told_of(home: Path):
     found = findings(home)["revision"]
     assert found["state"] == "fail"
     assert "0001" in found["detail"]
-    assert "glasshouse migrate" in found["mend"]
+    assert "glasshouse migrate" in found["fix"]
 
 
 def test_a_damaged_database_is_told_of(home: Path):
@@ -116,7 +116,7 @@ def test_every_check_of_readiness_can_be_mended():
     from api.routes.readiness import Readiness
 
     app_state = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
-    assert set(Readiness(app_state)._checks) <= set(MEND_READY)
+    assert set(Readiness(app_state)._checks) <= set(FIX_READY)
     app_state.notifier.close()
     app_state.database.close()
 

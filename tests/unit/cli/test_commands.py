@@ -506,7 +506,7 @@ def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(diagnosis, "ROOT", tmp_path)
     found = diagnosis.page(tmp_path)
     assert (found.state, found.detail) == ("warn", "is not built")
-    assert "make page" in str(found.mend)
+    assert "make page" in str(found.fix)
     index = tmp_path / "dashboard" / "dist" / "index.html"
     index.parent.mkdir(parents=True)
     index.touch()
@@ -521,7 +521,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: P
     checks = {check["name"]: check for check in json.loads(out)}
     assert code == 1
     assert checks["home"]["state"] == "fail"
-    assert checks["home"]["mend"] == f"chmod go= {home}"
+    assert checks["home"]["fix"] == f"chmod go= {home}"
     for name in (
         "python",
         "torch",

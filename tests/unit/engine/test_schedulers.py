@@ -195,7 +195,7 @@ def test_a_length_that_is_left_out_is_that_of_the_training(digits):
         ({"type": "StepLR"}, "/scheduler/args/step_size", "needs"),
         ({"type": "StepLR", "args": {"T_max": 3}}, "/scheduler/args/T_max", "step_size"),
         ({"type": "StepLR", "args": {"step_size": "x"}}, "/scheduler/args/step_size", "integer"),
-        ({"type": "StepLR", "args": {"step_size": 0}}, "/scheduler/args", "cannot go on"),
+        ({"type": "StepLR", "args": {"step_size": 0}}, "/scheduler/args", "cannot continue"),
         (
             {"type": "OneCycleLR", "args": {"max_lr": 1.0, "total_steps": 5}},
             "/scheduler/args/total_steps",

@@ -76,13 +76,13 @@ def test_the_doctor_says_which_package_fails_and_what_to_do(tmp_path: Path):
     assert (found.name, found.state) == ("metrics", "fail")
     assert "torchmetrics imports torchvision" in found.detail
     assert "operator torchvision::nms does not exist" in found.detail
-    assert str(found.mend).startswith("pip uninstall torchvision, or install its build for torch 2")
+    assert str(found.fix).startswith("pip uninstall torchvision, or install its build for torch 2")
 
 
 def test_the_doctor_says_which_torchmetrics_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     found = diagnosis.metrics(tmp_path)
-    assert (found.state, found.mend) == ("ok", None)
+    assert (found.state, found.fix) == ("ok", None)
     assert found.detail.startswith("torchmetrics 1.")
 
 
