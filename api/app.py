@@ -37,7 +37,7 @@ from models.telemetry.tracing import Tracing
 ROUTERS: tuple[APIRouter, ...] = (
     catalog.router,
     keys.router,
-    keys.door,
+    keys.session_routes,
     datasets.router,
     checkpoints.router,
     jobs.router,

@@ -40,7 +40,7 @@ class AppState:
     def wake(self, job: str) -> None:
         """Notify waiters in all processes that a job may have changed. Callable from any thread."""
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.wakeups.ring, job)
+            self.loop.call_soon_threadsafe(self.wakeups.notify, job)
         self.notifier.job_changed(job)
 
     def drain(self) -> None:
@@ -71,5 +71,5 @@ async def _resources(request: Request) -> AppState:
     return request.app.state.resources
 
 
-House = Annotated[AppState, Depends(_resources)]
+AppStateDep = Annotated[AppState, Depends(_resources)]
 """Type of a route's parameter for the app state."""

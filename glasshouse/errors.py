@@ -223,7 +223,7 @@ class WebhookNotFound(NotFound):
 
 
 class CatalogNotFound(NotFound):
-    """The catalogue has no such section."""
+    """The catalog has no such section."""
 
 
 class StepNotCaptured(NotFound):

@@ -39,9 +39,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_ROOM = Path(api.__path__[0])
+_PACKAGE = Path(api.__path__[0])
 # In a wheel the files are inside this package; in a checkout `make page` builds them.
-_PLACES = (_ROOM / "page_files", _ROOM.parent / "dashboard" / "dist")
+_PLACES = (_PACKAGE / "page_files", _PACKAGE.parent / "dashboard" / "dist")
 _KINDS = {
     ".html": "text/html",
     ".js": "text/javascript",

@@ -16,11 +16,15 @@ from glasshouse import errors
 from glasshouse.errors import GlasshouseError, RouteNotFound, RunFailure, ServiceError
 
 router = APIRouter(tags=["service"])
-_ROOM = Path(api.__path__[0])
+_PACKAGE = Path(api.__path__[0])
 # In a wheel the pages are inside this package; in a checkout they are in docs/errors.
 _TEXTS = next(
-    (path for path in (_ROOM / "error_pages", _ROOM.parent / "docs" / "errors") if path.is_dir()),
-    _ROOM,
+    (
+        path
+        for path in (_PACKAGE / "error_pages", _PACKAGE.parent / "docs" / "errors")
+        if path.is_dir()
+    ),
+    _PACKAGE,
 )
 _FILES = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon.png")
 _PAGE_POLICY = (

@@ -41,7 +41,7 @@ _ASKED = {
     "plan": ("checking the network", "/network", "make the network smaller"),
     "set": ("checking the new settings", "/set", "set fewer at once"),
     "upload": ("comparing the weights with the network", "/network", "make the network smaller"),
-    "catalog": ("listing the catalogue", "", "ask again later"),
+    "catalog": ("listing the catalog", "", "ask again later"),
 }
 """By request: what the planner did, the field it was about, and what to do."""
 
@@ -148,7 +148,7 @@ class Planner:
         """
         if section not in SECTIONS:
             raise CatalogNotFound(
-                f"The catalogue has no section of this name; it has {', '.join(SECTIONS)}."
+                f"The catalog has no section of this name; it has {', '.join(SECTIONS)}."
             )
         if section not in self._sections:
             answer = await self._ask({"do": "catalog", "section": section})

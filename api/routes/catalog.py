@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http.access import Read
 from api.http.answers import MAX_LIMIT, Json
 from api.http.connections import MAX_HEAD_BYTES
@@ -25,7 +25,7 @@ VERSION = "0.1.0"
     summary="Get the service's version, capabilities and limits",
     responses=documents.answers(200, documents.Service, 401),
 )
-async def get_service(app_state: House, caller: Read) -> Response:
+async def get_service(app_state: AppStateDep, caller: Read) -> Response:
     """Version, capabilities and limits. Check them for features that an older server may lack."""
     del caller
     settings = app_state.settings
@@ -69,7 +69,7 @@ async def get_service(app_state: House, caller: Read) -> Response:
     summary="List what the engine supports",
     responses=documents.answers(200, documents.Catalog, 401, 404, 503),
 )
-async def get_catalog(app_state: House, caller: Read, section: str) -> Response:
+async def get_catalog(app_state: AppStateDep, caller: Read, section: str) -> Response:
     """Layers, losses, optimizers and so on, each with a JSON Schema of its arguments."""
     del caller
     entries = await app_state.planner.catalog(section)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of, tagged
@@ -52,7 +52,7 @@ Files = dict[str, dict[str, Any]]
 )
 async def create_checkpoint(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     key: OnceKey,
     name: UploadName = None,
@@ -153,7 +153,7 @@ def _admit(app_state: AppState, caller: Caller, size_bytes: int) -> None:
     responses=documents.answers(200, inspection.CheckpointList, 400, 401, 422),
 )
 def list_all_checkpoints(
-    app_state: House, caller: Read, page: Paged, sha256: documents.Digest = None
+    app_state: AppStateDep, caller: Read, page: Paged, sha256: documents.Digest = None
 ) -> Response:
     """Newest first.
 
@@ -174,7 +174,7 @@ def list_all_checkpoints(
     responses=documents.answers(200, inspection.CheckpointNetwork, *inspection.READ),
 )
 def get_network(
-    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+    request: Request, app_state: AppStateDep, caller: Read, checkpoint: CheckpointId
 ) -> Response:
     """The graph that the weights belong to, and the fields that it reads."""
     with app_state.database.read() as tx:

@@ -8,7 +8,7 @@ from pydantic import Field as Constraint
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of
 from api.http.bodies import Body, Parsed, body_of, described
@@ -59,7 +59,7 @@ class NewCommand(Body):
     responses=answers(201, CommandDocument, 400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 async def create_command(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     job: JobId,
     key: OnceKey,
@@ -102,7 +102,7 @@ async def create_command(
     responses=answers(200, CommandList, 400, 401, 404, 422),
 )
 def list_commands(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     page: Paged,
@@ -122,7 +122,7 @@ def list_commands(
     summary="Get a command",
     responses=answers(200, CommandDocument, 401, 404),
 )
-def get_command(app_state: House, caller: Read, job: JobId, cmd: str) -> Response:
+def get_command(app_state: AppStateDep, caller: Read, job: JobId, cmd: str) -> Response:
     """One command to a job, and whether it was applied."""
     with app_state.database.read() as tx:
         found = commands.get(tx, jobs.get(tx, job, caller.sees), cmd)

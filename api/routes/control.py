@@ -8,11 +8,11 @@ from pydantic import JsonValue, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Submit
 from api.http.bodies import Body, Parsed, body_of, described, parse_spec
 from api.routes.events import JobId
-from api.routes.jobs import asked_for, ring, store
+from api.routes.jobs import asked_for, notify, store
 from api.schemas.documents import Job as JobDocument
 from api.schemas.documents import answers
 from api.schemas.views import BASE
@@ -65,7 +65,7 @@ class Fork(Body):
     summary="Pause a job",
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
-def pause_job(app_state: House, caller: Submit, job: JobId) -> Response:
+def pause_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     """Ask a job to save a checkpoint at the next step boundary and to release its devices.
 
     It is `pausing` until then, and `paused` until it is resumed or cancelled. A job that reaches no
@@ -83,7 +83,7 @@ def pause_job(app_state: House, caller: Submit, job: JobId) -> Response:
     summary="Resume a paused job",
     responses=answers(202, JobDocument, 401, 403, 404, 409),
 )
-def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
+def resume_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     """Queue a paused job again. It resumes from its checkpoint, on any machine.
 
     A job that is still `pausing` is queued as soon as it is paused.
@@ -91,7 +91,7 @@ def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
     with app_state.database.write() as tx:
         row = pausing.request_resume(tx, jobs.get(tx, job, caller.sees, lock=True))
     if row.state == "queued":
-        ring(app_state, job)
+        notify(app_state, job)
     app_state.wake(job)
     return asked_for(row)
 
@@ -102,7 +102,7 @@ def resume_job(app_state: House, caller: Submit, job: JobId) -> Response:
     summary="Submit an ended job again",
     responses=answers(201, JobDocument, *_MADE),
 )
-async def retry_job(app_state: House, caller: Submit, job: JobId, key: OnceKey) -> Response:
+async def retry_job(app_state: AppStateDep, caller: Submit, job: JobId, key: OnceKey) -> Response:
     """Create a new job with the spec that this one was submitted with, from the beginning.
 
     Its `parent` is this job.
@@ -134,7 +134,7 @@ async def retry_job(app_state: House, caller: Submit, job: JobId, key: OnceKey) 
     responses=answers(201, JobDocument, *_MADE),
 )
 async def fork_job(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     job: JobId,
     key: OnceKey,

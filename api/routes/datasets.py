@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
@@ -66,7 +66,7 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
 )
 async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     key: OnceKey,
     name: UploadName = None,
@@ -200,7 +200,7 @@ def _admit(app_state: AppState, caller: Caller, size_bytes: int) -> None:
     responses=documents.answers(200, documents.DatasetList, 400, 401, 422),
 )
 def list_datasets(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     page: Paged,
     sha256: documents.Digest = None,
@@ -230,7 +230,7 @@ def list_datasets(
 )
 async def get_dataset(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     id: str,  # noqa: A002
     prefer: documents.Waited = None,
@@ -267,7 +267,7 @@ async def get_dataset(
     responses=documents.answers(200, documents.Rows, 401, 404, 409, 422),
 )
 def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the request)
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     id: str,  # noqa: A002
     split: Annotated[str | None, Query(max_length=64, description="Default: the first.")] = None,
@@ -310,7 +310,7 @@ def list_dataset_rows(  # noqa: PLR0913, PLR0917 (each a parameter of the reques
     summary="Get column statistics",
     responses=documents.answers(200, documents.DatasetStats, 401, 404, 409),
 )
-def get_dataset_stats(app_state: House, caller: Read, id: str) -> Response:  # noqa: A002
+def get_dataset_stats(app_state: AppStateDep, caller: Read, id: str) -> Response:  # noqa: A002
     """For each split and column: count, missing, min, max, mean, std, unique values."""
     return Json({"object": "dataset_stats", "splits": _open(app_state, caller, id).stats()})
 
@@ -330,7 +330,7 @@ def _open(app_state: AppState, caller: Caller, dataset_id: str) -> DatasetColumn
 )
 def delete_dataset(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Read
 from api.http.answers import Paged, bad_parameter, etag, is_fresh, not_modified, time_text
 from api.http.attempts import OfAttempt
@@ -61,7 +61,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 async def list_events(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     page: Paged,
@@ -114,7 +114,7 @@ def _envelope(page: EventPage) -> bytes:
 async def stream_job(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     types: Types = None,
@@ -132,7 +132,7 @@ async def stream_job(  # noqa: PLR0913 (each is a part of the request)
 async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: Annotated[list[str], Query(min_length=1, max_length=MAX_JOBS)],
     types: Types = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import FileResponse, Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Read, Submit
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
 from api.routes.events import JobId
@@ -56,7 +56,9 @@ def checkpoint_json(row: Checkpoint, best: Mapping[str, str]) -> dict[str, Any]:
     summary="List the checkpoints of a job",
     responses=answers(200, inspection.CheckpointList, *inspection.READ),
 )
-def list_checkpoints(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
+def list_checkpoints(
+    request: Request, app_state: AppStateDep, caller: Read, job: JobId
+) -> Response:
     """Complete and damaged checkpoints by step, without those of steps that ran again."""
     with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
@@ -75,7 +77,7 @@ def list_checkpoints(request: Request, app_state: House, caller: Read, job: JobI
     responses=answers(200, inspection.Checkpoint, *inspection.READ),
 )
 def get_checkpoint(
-    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+    request: Request, app_state: AppStateDep, caller: Read, checkpoint: CheckpointId
 ) -> Response:
     """Its step, its files with their digests, and the metrics at that step."""
     with app_state.database.read() as tx:
@@ -91,7 +93,7 @@ def get_checkpoint(
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
 def get_weights(
-    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+    request: Request, app_state: AppStateDep, caller: Read, checkpoint: CheckpointId
 ) -> Response:
     """The network's parameters and buffers, under torch's names. Supports range requests."""
     with app_state.database.read() as tx:
@@ -106,7 +108,7 @@ def get_weights(
     responses=inspection.binary(SAFETENSORS, others=inspection.READ),
 )
 def get_learned(
-    request: Request, app_state: House, caller: Read, checkpoint: CheckpointId
+    request: Request, app_state: AppStateDep, caller: Read, checkpoint: CheckpointId
 ) -> Response:
     """Normalization and fill values and vocabularies, by field. Supports range requests."""
     with app_state.database.read() as tx:
@@ -125,7 +127,7 @@ def get_learned(
     response_class=Response,
     responses=answers(204, None, 401, 403, 404, 409, 422),
 )
-def delete_checkpoint(app_state: House, caller: Submit, checkpoint: CheckpointId) -> Response:
+def delete_checkpoint(app_state: AppStateDep, caller: Submit, checkpoint: CheckpointId) -> Response:
     """Refused while a job that has not ended uses it, or would resume from it."""
     with app_state.database.write() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
@@ -153,7 +155,7 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
     summary="List the artifacts of a job",
     responses=answers(200, inspection.ArtifactList, *inspection.READ),
 )
-def list_artifacts(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
+def list_artifacts(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Sorted by name."""
     with app_state.database.read() as tx:
         jobs.standing(tx, job, caller.sees)
@@ -171,7 +173,7 @@ def list_artifacts(request: Request, app_state: House, caller: Read, job: JobId)
 )
 def get_artifact(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     name: Annotated[str, Path(max_length=200)],

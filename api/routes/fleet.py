@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Admin, Caller, Read
 from api.http.answers import Json, list_of, time_text
 from api.schemas import inspection
@@ -28,7 +28,7 @@ router = APIRouter(prefix="/api/v1", tags=["machines"])
     summary="List devices",
     responses=answers(200, inspection.DeviceList, 401),
 )
-def list_devices(app_state: House, caller: Read) -> Response:
+def list_devices(app_state: AppStateDep, caller: Read) -> Response:
     """Every device. Jobs of other owners are not named; their devices are ``busy``."""
     with app_state.database.read() as tx:
         rows = workers.all_devices(tx, lease_ms=_lease_ms(app_state))
@@ -63,7 +63,7 @@ def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]
     summary="List workers",
     responses=answers(200, inspection.WorkerList, 401),
 )
-def list_workers(app_state: House, caller: Read) -> Response:
+def list_workers(app_state: AppStateDep, caller: Read) -> Response:
     """Every worker: ``active``, ``draining``, ``stopped`` (gracefully), or ``lost``."""
     del caller
     with app_state.database.read() as tx:
@@ -78,7 +78,7 @@ def list_workers(app_state: House, caller: Read) -> Response:
     responses=answers(202, inspection.Worker, 401, 403, 404, 422),
 )
 def drain_worker(
-    app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+    app_state: AppStateDep, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
     """Running jobs continue. The worker gets no new jobs until it is started again."""
     del caller
@@ -96,7 +96,7 @@ def drain_worker(
     responses=answers(204, None, 401, 403, 404, 409, 422),
 )
 def remove_worker(
-    app_state: House, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
+    app_state: AppStateDep, caller: Admin, worker: Annotated[str, Path(alias="id", max_length=200)]
 ) -> Response:
     """Delete a stopped or lost worker and its devices. A running worker is refused.
 
@@ -130,7 +130,7 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
     summary="List queued jobs",
     responses=answers(200, inspection.QueuedJobList, 401),
 )
-def list_queue(app_state: House, caller: Read) -> Response:
+def list_queue(app_state: AppStateDep, caller: Read) -> Response:
     """In the order in which they start, with the reason.
 
     Jobs of others only count in ``position``.
@@ -149,7 +149,7 @@ def list_queue(app_state: House, caller: Read) -> Response:
             "priority": job.priority,
             "queued_at": time_text(job.queued_at),
             "devices": job.wants,
-            "reason": rests(job)
+            "reason": waiting_reason(job)
             or ("the quota of its owner is used up" if job.owner in used_up else fleet.why(job)),
         }
         for job in waiting
@@ -157,7 +157,7 @@ def list_queue(app_state: House, caller: Read) -> Response:
     return Json(list_of(data, cursor=None))
 
 
-def rests(job: Queued) -> str | None:
+def waiting_reason(job: Queued) -> str | None:
     """Say when a job that failed a moment ago is retried, or return None."""
     if job.not_before_ms is None or job.not_before_ms <= now().timestamp() * 1000:
         return None

@@ -7,7 +7,7 @@ from pydantic import Field as Constraint
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import (
     Json,
@@ -70,7 +70,7 @@ def job_tag(job: Job) -> str:
     responses=documents.answers(200, documents.Plan, 400, 401, 403, 413, 415, 422, 503),
 )
 async def plan_job(
-    app_state: House, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
+    app_state: AppStateDep, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
 ) -> Response:
     """Layer table, parameters, memory, FLOPs, possible devices, and warnings."""
     prepared = await prepare(app_state, body.value, caller)
@@ -87,7 +87,7 @@ async def plan_job(
     responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
 )
 async def create_job(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     key: OnceKey,
     body: Annotated[Parsed[Spec], Depends(parse_job_body)],
@@ -129,7 +129,7 @@ def store(
     answer, replayed = idempotent.once(app_state.database, token, make)
     if not replayed:
         failpoint("submit.committed")
-        ring(app_state, job_id)
+        notify(app_state, job_id)
     return idempotent.sent(answer, replayed=replayed)
 
 
@@ -154,7 +154,7 @@ def _add(tx: Transaction, caller: Caller, prepared: CheckedJob, parent: str | No
     )
 
 
-def ring(app_state: AppState, job_id: str) -> None:
+def notify(app_state: AppState, job_id: str) -> None:
     """Notify a dispatcher. If that fails, the sweep of a worker finds the job."""
     app_state.notifier.job_queued()
     failpoint("submit.notified")
@@ -166,7 +166,7 @@ def ring(app_state: AppState, job_id: str) -> None:
     responses=documents.answers(200, documents.JobList, 400, 401, 422),
 )
 def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     page: Paged,
     *,
@@ -224,7 +224,7 @@ def _labels(given: list[str] | None) -> dict[str, str]:
 )
 async def get_job(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     id: str,  # noqa: A002
     prefer: Waited = None,
@@ -267,7 +267,7 @@ async def get_job(
 )
 def update_job(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     id: str,  # noqa: A002
     body: Annotated[Parsed[JobPatch], Depends(body_of(JobPatch))],
@@ -303,7 +303,7 @@ def _changes(job: Job, patch: JobPatch) -> dict[str, Any]:
 )
 def delete_job(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     id: str,  # noqa: A002
 ) -> Response:
@@ -326,7 +326,7 @@ def delete_job(
     responses=documents.answers(202, documents.Job, 401, 403, 404, 409, 422),
 )
 def cancel_job(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     id: str,  # noqa: A002
     force: Annotated[bool, Query(description="Do not wait for a step boundary.")] = False,
@@ -354,7 +354,7 @@ def asked_for(job: Job) -> Response:
     responses=documents.answers(200, None, 401, 404, 422),
 )
 def get_job_spec(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     id: str,  # noqa: A002
     resolved: Annotated[bool, Query(description="Fill in every default and size.")] = False,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field as Constraint
 from starlette.responses import RedirectResponse, Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http.access import COOKIE, Admin, Read
 from api.http.answers import Json, Paged, page_of
 from api.http.bodies import Body, Parsed, body_of, described
@@ -23,7 +23,7 @@ from models.access.idempotency import Answer
 from models.database import Transaction
 
 router = APIRouter(prefix=BASE, tags=["keys"])
-door = APIRouter(tags=["service"])
+session_routes = APIRouter(tags=["service"])
 TICKET_S = 60
 SESSION_S = 12 * 3600
 Word = Annotated[str, Constraint(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -46,7 +46,7 @@ class KeyRequest(Body):
     responses=documents.answers(201, documents.NewKey, 400, 401, 403, 409, 415, 422),
 )
 def create_key(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Admin,
     once_key: OnceKey,
     body: Annotated[Parsed[KeyRequest], Depends(body_of(KeyRequest))],
@@ -76,7 +76,7 @@ def create_key(
     summary="List API keys",
     responses=documents.answers(200, documents.KeyList, 400, 401, 403, 422),
 )
-def list_keys(app_state: House, caller: Admin, page: Paged) -> Response:
+def list_keys(app_state: AppStateDep, caller: Admin, page: Paged) -> Response:
     """Newest first, including revoked keys."""
     del caller
     with app_state.database.read() as tx:
@@ -90,7 +90,7 @@ def list_keys(app_state: House, caller: Admin, page: Paged) -> Response:
     summary="Revoke an API key",
     responses=documents.answers(204, None, 401, 403, 404),
 )
-def delete_key(request: Request, app_state: House, caller: Admin, id: str) -> Response:  # noqa: A002
+def delete_key(request: Request, app_state: AppStateDep, caller: Admin, id: str) -> Response:  # noqa: A002
     """The key and its browser sessions are refused from now on.
 
     Other API processes follow within 2 s.
@@ -108,7 +108,7 @@ def delete_key(request: Request, app_state: House, caller: Admin, id: str) -> Re
     summary="Create a one-time browser link",
     responses=documents.answers(201, documents.Ticket, 401, 403),
 )
-def create_ticket(request: Request, app_state: House, caller: Read) -> Response:
+def create_ticket(request: Request, app_state: AppStateDep, caller: Read) -> Response:
     """The link works once, within 60 seconds. It opens a session with this key's scopes."""
     with app_state.database.write() as tx:
         secret = keys.derive(tx, caller.key, "ticket", timedelta(seconds=TICKET_S))
@@ -117,9 +117,9 @@ def create_ticket(request: Request, app_state: House, caller: Read) -> Response:
     return Json({"url": url, "expires_in_s": TICKET_S}, status_code=201)
 
 
-@door.get("/open", summary="Open a browser session", include_in_schema=False)
+@session_routes.get("/open", summary="Open a browser session", include_in_schema=False)
 def open_session(
-    request: Request, app_state: House, ticket: Annotated[str, Query(max_length=200)]
+    request: Request, app_state: AppStateDep, ticket: Annotated[str, Query(max_length=200)]
 ) -> Response:
     """Redeem a ticket and set the session cookie.
 

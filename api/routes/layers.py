@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http import negotiation, ranges
 from api.http.access import Read
 from api.http.answers import (
@@ -30,7 +30,7 @@ from api.schemas.documents import answers
 from glasshouse.errors import ArtifactNotFound, InvalidRequest
 from models.jobs import jobs
 from models.observations import captures, stats
-from models.observations.stats import FIGURES, Newest
+from models.observations.stats import STATISTICS, Newest
 from models.tables import Capture
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -80,7 +80,7 @@ Slice = Annotated[str | None, Query(max_length=1000, description="NumPy syntax: 
     summary="List layers",
     responses=answers(200, inspection.LayerList, *inspection.READ),
 )
-def list_layers(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
+def list_layers(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Each layer with its output shape, its parameters, and its newest statistics by kind."""
     with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
@@ -101,7 +101,7 @@ def list_layers(request: Request, app_state: House, caller: Read, job: JobId) ->
 
 def _figures(row: Newest) -> dict[str, Any]:
     return {"step": row.step, "phase": row.series.phase} | dict(
-        zip(FIGURES, row.figures, strict=True)
+        zip(STATISTICS, row.figures, strict=True)
     )
 
 
@@ -127,7 +127,7 @@ def _layer(
 )
 def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     page: Paged,
@@ -193,7 +193,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
 def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     layer: Annotated[str, Path(max_length=200)],
@@ -339,7 +339,7 @@ def _streamed(body: TensorBody, chosen: str, headers: dict[str, str]) -> Respons
 )
 def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     name: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged
@@ -35,7 +35,7 @@ Entry = dict[str, Any]
 def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged
@@ -45,7 +45,7 @@ MaxPoints = Annotated[
     summary="List metrics",
     responses=answers(200, inspection.MetricList, *inspection.READ),
 )
-def list_metrics(request: Request, app_state: House, caller: Read, job: JobId) -> Response:
+def list_metrics(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Each metric with its last, min and max value and its first step with NaN or Inf."""
     with app_state.database.read() as tx:
         tag = etag(job, jobs.standing(tx, job, caller.sees).version)
@@ -77,7 +77,7 @@ def _entry(row: Summary) -> dict[str, Any]:
 def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     name: Annotated[list[str], Query(min_length=1, max_length=50)],

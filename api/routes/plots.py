@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, is_fresh, not_modified
 from api.rendering import drawing
@@ -21,7 +21,7 @@ from glasshouse.errors import MetricNotFound
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import metrics, stats
-from models.observations.stats import FIGURES
+from models.observations.stats import STATISTICS
 from models.observations.stats_bytes import Histograms
 from models.observations.thinning import evenly
 from models.tables import Job
@@ -40,7 +40,7 @@ _NAMES = {
 }
 _BULK, _FAR = 0.98, 30
 """A tail beyond 30 times the magnitude that covers 98 % of the values is drawn on a log scale."""
-_L2 = FIGURES.index("l2")
+_L2 = STATISTICS.index("l2")
 
 
 @router.get(
@@ -51,7 +51,7 @@ _L2 = FIGURES.index("l2")
 def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     plot: Literal["loss", "lr", "throughput", "gradient_flow", "histogram"],

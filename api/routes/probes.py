@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, check_match, etag, list_of
 from api.http.bodies import Body, Parsed, body_of, described, parse
@@ -80,7 +80,7 @@ def probe_tag(row: Row) -> str:
 )
 async def create_probe(
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     job: JobId,
     key: OnceKey,
@@ -118,7 +118,7 @@ async def create_probe(
     responses=answers(200, inspection.AttachedProbeList, 400, 401, 404, 422),
 )
 def list_probes(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     removed: Annotated[bool, Query(description="Include removed and rejected probes.")] = False,
@@ -134,7 +134,7 @@ def list_probes(
     summary="Get a probe",
     responses=answers(200, inspection.AttachedProbe, 401, 404),
 )
-def get_probe(app_state: House, caller: Read, job: JobId, prb: str) -> Response:
+def get_probe(app_state: AppStateDep, caller: Read, job: JobId, prb: str) -> Response:
     """What it watches, and whether the job has applied it."""
     with app_state.database.read() as tx:
         row = probes.get(tx, jobs.get(tx, job, caller.sees), prb)
@@ -151,7 +151,7 @@ def get_probe(app_state: House, caller: Read, job: JobId, prb: str) -> Response:
 )
 async def update_probe(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     job: JobId,
     prb: str,
@@ -193,7 +193,7 @@ async def update_probe(
     summary="Remove a probe",
     responses=answers(202, inspection.AttachedProbe, 401, 403, 404, 409),
 )
-def remove_probe(app_state: House, caller: Submit, job: JobId, prb: str) -> Response:
+def remove_probe(app_state: AppStateDep, caller: Submit, job: JobId, prb: str) -> Response:
     """Remove a probe. Its data stays. `applied_step` is the first step that it does not watch."""
     with app_state.database.write() as tx:
         found = jobs.get(tx, job, caller.sees)

@@ -25,7 +25,7 @@ from models.jobs import jobs
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"})
 _MAX_WORKERS = 200
 """Workers above this number have no metrics of their own."""
-_LEDGER_S = 2.0
+_REFRESH_S = 2.0
 _SIZES_S = 60.0
 """Minimum interval between queries over many rows, such as sizes and ended attempts."""
 _SHIP_BOUNDS = ("0.02", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "60.0", "+Inf")
@@ -78,7 +78,7 @@ class DatabaseMetrics(Collector):
         self._app_state = app_state
         self._lock = threading.Lock()
         self._known: list[Metric] = []
-        self._read_at = -_LEDGER_S
+        self._read_at = -_REFRESH_S
         self._sizes: list[Metric] = []
         self._wal: list[Metric] = []
         self._sized_at = -_SIZES_S
@@ -101,7 +101,7 @@ class DatabaseMetrics(Collector):
 
     def _refresh(self) -> None:
         app_state = self._app_state
-        if time.monotonic() - self._read_at >= _LEDGER_S:
+        if time.monotonic() - self._read_at >= _REFRESH_S:
             with app_state.database.read() as tx:
                 by_state = jobs.count_by_state(tx)
                 age_s = heartbeats.queue_age_s(tx)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field as Constraint
 from starlette.responses import Response
 
-from api.app_state import AppState, House
+from api.app_state import AppState, AppStateDep
 from api.http.access import Admin, Caller, Read
 from api.http.answers import Json
 from api.http.bodies import Body, Parsed, body_of, described
@@ -40,7 +40,7 @@ class QuotaRequest(Body):
     responses=documents.answers(200, documents.Quotas, 401, 403, 422),
 )
 def get_quotas(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     owner: Annotated[
         str | None, Query(max_length=100, description="Another owner; requires the scope `admin`.")
@@ -62,7 +62,7 @@ def get_quotas(
 )
 def set_quotas(
     request: Request,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Admin,
     body: Annotated[Parsed[QuotaRequest], Depends(body_of(QuotaRequest))],
 ) -> Response:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, list_of
@@ -24,13 +24,13 @@ from glasshouse import bins as universal
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import stats
-from models.observations.stats import COLUMNS, FIGURES, QUANTILES, Form
+from models.observations.stats import COLUMNS, QUANTILES, STATISTICS, Form
 from models.observations.stats_bytes import Histograms, StatsArrays, StoredSeries
 from models.observations.thinning import evenly, kept_places
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
 HISTOGRAM: Literal["histogram"] = "histogram"
-STATS = (*FIGURES, *QUANTILES, HISTOGRAM)
+STATS = (*STATISTICS, *QUANTILES, HISTOGRAM)
 MAX_HISTOGRAMS = 2000
 _NAMES = ("layer", "kind", "phase", "step")
 Edges = NDArray[np.float64]
@@ -47,7 +47,7 @@ Counts = NDArray[np.int64]
 def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     request: Request,
     *,
-    app_state: House,
+    app_state: AppStateDep,
     caller: Read,
     job: JobId,
     layer: Annotated[
@@ -119,7 +119,7 @@ def _present(parts: Sequence[RowGroup]) -> list[str]:
     If none has any: the nine scalars.
     """
     some = [name for name in STATS if any(name in part.columns for part in parts)]
-    return some or list(FIGURES)
+    return some or list(STATISTICS)
 
 
 def _entry(part: RowGroup) -> dict[str, Any]:

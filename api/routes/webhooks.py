@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field as Constraint
 from starlette.responses import Response
 
-from api.app_state import House
+from api.app_state import AppStateDep
 from api.http.access import Read, Submit
 from api.http.answers import Json, Paged, page_of, time_text
 from api.http.bodies import Body, Parsed, body_of, described
@@ -50,7 +50,7 @@ class WebhookRequest(Body):
     responses=documents.answers(201, documents.NewWebhook, 400, 401, 403, 409, 415, 422),
 )
 def create_webhook(
-    app_state: House,
+    app_state: AppStateDep,
     caller: Submit,
     once_key: OnceKey,
     body: Annotated[Parsed[WebhookRequest], Depends(body_of(WebhookRequest))],
@@ -104,7 +104,7 @@ def _check_events(events: tuple[str, ...]) -> None:
     summary="List webhooks",
     responses=documents.answers(200, documents.WebhookList, 400, 401, 422),
 )
-def list_webhooks(app_state: House, caller: Read, page: Paged) -> Response:
+def list_webhooks(app_state: AppStateDep, caller: Read, page: Paged) -> Response:
     """Newest first, without secrets."""
     after = page.after_id("whk")
     with app_state.database.read() as tx:
@@ -117,7 +117,7 @@ def list_webhooks(app_state: House, caller: Read, page: Paged) -> Response:
     summary="Get a webhook",
     responses=documents.answers(200, documents.Webhook, 401, 404),
 )
-def get_webhook(app_state: House, caller: Read, id: str) -> Response:  # noqa: A002
+def get_webhook(app_state: AppStateDep, caller: Read, id: str) -> Response:  # noqa: A002
     """One webhook, without its secret."""
     with app_state.database.read() as tx:
         row = webhooks.get(tx, id, caller.sees)
@@ -130,7 +130,7 @@ def get_webhook(app_state: House, caller: Read, id: str) -> Response:  # noqa: A
     summary="Delete a webhook",
     responses=documents.answers(204, None, 401, 403, 404),
 )
-def delete_webhook(app_state: House, caller: Submit, id: str) -> Response:  # noqa: A002
+def delete_webhook(app_state: AppStateDep, caller: Submit, id: str) -> Response:  # noqa: A002
     """Delete the webhook and its deliveries. Nothing more is sent to it."""
     with app_state.database.write() as tx:
         webhooks.delete(tx, webhooks.get(tx, id, caller.sees))
@@ -142,7 +142,7 @@ def delete_webhook(app_state: House, caller: Submit, id: str) -> Response:  # no
     summary="List the deliveries of a webhook",
     responses=documents.answers(200, documents.DeliveryList, 400, 401, 404, 422),
 )
-def list_deliveries(app_state: House, caller: Read, id: str, page: Paged) -> Response:  # noqa: A002
+def list_deliveries(app_state: AppStateDep, caller: Read, id: str, page: Paged) -> Response:  # noqa: A002
     """Newest first: delivered, pending a retry, or failed, with the last problem."""
     after = page.after_id("msg")
     with app_state.database.read() as tx:

@@ -262,7 +262,7 @@ class StreamResponse(Response):
 
     def hurry(self) -> None:
         """Shorten the send timeout, because the process is about to end."""
-        self._watch.ring()
+        self._watch.notify()
         if self._sending is not None:
             self._sending.reschedule(asyncio.get_running_loop().time() + LAST_SEND_S)
 
@@ -306,4 +306,4 @@ class StreamResponse(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        self._watch.ring()
+        self._watch.notify()

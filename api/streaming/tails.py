@@ -152,12 +152,12 @@ class Tail:
             self._ring_bytes -= old.size_bytes
             self.first = old.seq
         self.closed = self.closed or chunk.ends
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake the watchers."""
         for watch in self.watchers:
-            watch.ring()
+            watch.notify()
 
     def covers(self, seq: int) -> bool:
         """Return whether the ring continues from this number without a gap."""
@@ -231,7 +231,7 @@ class Tails:
             _log.info("tail_of_deleted_job", job=tail.job)
         finally:  # whatever the reason, no watcher may keep waiting
             tail.closed = True
-            tail.ring()
+            tail.notify()
 
     async def _grow(self, tail: Tail, watch: Subscription) -> None:
         try:

@@ -30,12 +30,12 @@ class Subscription:
 
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
-        self._is_rung = False
+        self._is_notified = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Note that there may be changes."""
-        self._is_rung = True
+        self._is_notified = True
         self._wake()
 
     async def wait(self, timeout_s: float | None = None) -> None:
@@ -46,7 +46,7 @@ class Subscription:
         clients.
         """
         limit = self._poll_s if timeout_s is None else min(timeout_s, self._poll_s)
-        if not self._is_rung:
+        if not self._is_notified:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             alarm = loop.call_later(max(limit, 0.0), self._wake)
@@ -55,7 +55,7 @@ class Subscription:
             finally:
                 alarm.cancel()
                 self._waiter = None
-        self._is_rung = False
+        self._is_notified = False
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -87,16 +87,16 @@ class Wakeups:
                 if not rest:
                     self._watches.pop(job, None)
 
-    def ring(self, job: str) -> None:
+    def notify(self, job: str) -> None:
         """Wake waiters for this job in this process."""
         for watch in self._watches.get(job, ()):
-            watch.ring()
+            watch.notify()
 
     def ring_all(self) -> None:
         """Wake all waiters: notifications may have been missed, or the process ends."""
         for watches in self._watches.values():
             for watch in watches:
-                watch.ring()
+                watch.notify()
 
     async def run(self) -> None:
         """Listen until cancelled, reconnecting as often as needed."""
@@ -139,4 +139,4 @@ class Wakeups:
             self.connected = True
             self.ring_all()
         elif message["type"] == "message":
-            self.ring(message["data"].decode("ascii", "replace"))
+            self.notify(message["data"].decode("ascii", "replace"))

@@ -36,15 +36,19 @@ from models.tables import StatsBlock, StatsChunk, StatsFold, StatsSeries
 
 Form = Literal["stats", "quantiles", "histogram"]
 FORMS: tuple[Form, ...] = ("stats", "quantiles", "histogram")
-FIGURES = STATS_COLUMNS[2:]
+STATISTICS = STATS_COLUMNS[2:]
 """mean, std, min, max, l2, absmax, zeros, nan, inf."""
 QUANTILES = tuple(bins.QUANTILES)
-COLUMNS: dict[Form, tuple[str, ...]] = {"stats": FIGURES, "quantiles": QUANTILES, "histogram": ()}
+COLUMNS: dict[Form, tuple[str, ...]] = {
+    "stats": STATISTICS,
+    "quantiles": QUANTILES,
+    "histogram": (),
+}
 _KEYS: dict[Form, str] = {"stats": "rows", "quantiles": "quantiles", "histogram": "histograms"}
 
 
 class Newest(NamedTuple):
-    """The statistics of one tensor at its last step, in the order of ``FIGURES``."""
+    """The statistics of one tensor at its last step, in the order of ``STATISTICS``."""
 
     series: StoredSeries
     step: int

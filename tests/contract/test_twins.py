@@ -83,7 +83,7 @@ def test_no_docstring_of_the_blocking_client_speaks_of_awaiting_itself():
     assert "`Client` has the same methods" not in page
 
 
-def test_the_service_advertises_no_empty_section_of_its_catalogue():
+def test_the_service_advertises_no_empty_section_of_its_catalog():
     from api.routes.catalog import SECTIONS, UNFILLED
     from engine.plan.catalog import section
 

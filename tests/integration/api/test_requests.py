@@ -230,7 +230,7 @@ def test_the_base_path_says_what_the_service_can(ada: httpx2.Client):
 
 
 @pytest.mark.parametrize("section", ["layers", "losses", "optimizers", "metrics", "presets"])
-def test_the_catalogue_has_its_sections(ada: httpx2.Client, section: str):
+def test_the_catalog_has_its_sections(ada: httpx2.Client, section: str):
     found = documents.Catalog.model_validate_json(ada.get(f"/api/v1/catalog/{section}").content)
     assert found.section == section
     assert found.entries or section == "presets"

@@ -16,7 +16,7 @@ from PIL import Image
 from api.schemas import inspection
 from glasshouse import bins
 from models.jobs.shipments import Batch
-from models.observations.stats import FIGURES, QUANTILES
+from models.observations.stats import QUANTILES, STATISTICS
 from tests.integration.window.scene import Writer, checked, problem
 from tests.integration.window.test_looking import keep, stats_record
 
@@ -84,7 +84,7 @@ def test_quantiles_stand_beside_figures(
     medians = [float(np.quantile(values, 0.5)) for values in tensors]
     assert both["values"]["p50"][::2] == medians[::2]
     (everything,) = ada.get(path).json()["data"]
-    assert list(everything["values"]) == [*FIGURES, *QUANTILES]
+    assert list(everything["values"]) == [*STATISTICS, *QUANTILES]
     assert everything["values"]["p50"] == [
         None if step % 2 else median for step, median in enumerate(medians)
     ]

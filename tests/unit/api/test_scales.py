@@ -17,7 +17,7 @@ def figures(mean: float, std: float, low: float = -9.0, high: float = 9e9) -> di
     return {"count": 9, "mean": mean, "std": std, "min": low, "max": high, "distinct": None}
 
 
-FIGURES: dict[str, Any] = {
+STATISTICS: dict[str, Any] = {
     "depth": figures(17.2, 2.0),
     "length": figures(44.0, 5.0),
     "mass": figures(4200.0, 800.0),
@@ -46,12 +46,12 @@ def spec(
 
 
 def told(job: dict[str, Any]) -> str | None:
-    found = uneven(job, COLUMNS, FIGURES)
+    found = uneven(job, COLUMNS, STATISTICS)
     return None if found is None else found["detail"]
 
 
 def test_the_columns_the_ratio_and_what_to_write_are_named():
-    found = uneven(spec(), COLUMNS, FIGURES)
+    found = uneven(spec(), COLUMNS, STATISTICS)
     assert found == {
         "pointer": "/data/normalize",
         "code": "uneven_scale",

@@ -10,8 +10,8 @@ from api.streaming.wakeups import Subscription
 def test_news_between_two_waits_is_not_missed_and_is_news_once():
     async def scene() -> list[bool]:
         watch = Subscription(poll_s=0.01)
-        watch.ring()
-        watch.ring()
+        watch.notify()
+        watch.notify()
         times: list[bool] = []
         for _ in range(2):
             began = time.monotonic()
@@ -28,8 +28,8 @@ def test_a_ring_ends_the_wait_of_whoever_waits():
         waiting = asyncio.create_task(watch.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
-        watch.ring()
-        watch.ring()  # before the waiter has had its turn
+        watch.notify()
+        watch.notify()  # before the waiter has had its turn
         await waiting
 
     asyncio.run(scene())
@@ -49,7 +49,7 @@ def test_a_wait_that_is_given_up_leaves_the_news_to_the_next():
         watch = Subscription(poll_s=300)
         waiting = asyncio.create_task(watch.wait())
         await asyncio.sleep(0)
-        watch.ring()
+        watch.notify()
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting

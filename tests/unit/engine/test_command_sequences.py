@@ -178,7 +178,7 @@ def test_no_sequence_of_settings_ends_a_job_with_two_optimizers(sparse: str, tmp
     holds()
 
 
-def test_every_scheduler_of_the_catalogue_is_tried_here():
+def test_every_scheduler_of_the_catalog_is_tried_here():
     assert set(SCHEDULERS) == set(scheduler_classes())
 
 

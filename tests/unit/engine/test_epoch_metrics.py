@@ -311,7 +311,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
     return [part for item in value for part in _flat(item)]
 
 
-def test_the_catalogue_lists_them_with_their_arguments():
+def test_the_catalog_lists_them_with_their_arguments():
     entries = {entry["name"]: entry for entry in catalog.section("metrics")}
     f1 = entries["MulticlassF1Score"]
     assert f1["schema"]["required"] == ["num_classes"]

@@ -481,7 +481,7 @@ def test_wherever_a_plan_is_when_its_time_is_over_nothing_but_the_limit_ends_it(
     assert min(int(good), int(ended)) > 0
 
 
-def test_the_catalogue_describes_what_can_be_used():
+def test_the_catalog_describes_what_can_be_used():
     from jsonschema import Draft202012Validator
 
     sections = ("layers", "presets", "losses", "optimizers", "schedulers", "metrics", "datasets")

@@ -426,7 +426,7 @@ def test_a_layer_of_a_preset_may_not_have_the_name_of_a_field():
     assert "'flat' names a layer and a data field" in reply["errors"][0]["detail"]
 
 
-def test_the_catalogue_lists_every_file_of_the_folder():
+def test_the_catalog_lists_every_file_of_the_folder():
     entries = catalog.section("presets")
     folder = Path(presets.__file__).parent
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "drawing", "blocks"}
@@ -438,7 +438,7 @@ def test_the_catalogue_lists_every_file_of_the_folder():
         assert entry["outputs"] == list(drawn.outputs or [drawn.layers[-1].name])
 
 
-def test_the_catalogue_says_which_layer_of_a_preset_a_loss_reads():
+def test_the_catalog_says_which_layer_of_a_preset_a_loss_reads():
     outputs = {entry["name"]: entry["outputs"] for entry in catalog.section("presets")}
     assert (outputs["mlp"], outputs["mnist_cnn"]) == (["out"], ["fc"])
     job, meta = images(1, 28, 28, classes=10, network=preset("mnist_cnn"))

@@ -602,7 +602,7 @@ def test_an_embedding_must_have_all_the_ids(table):
     }
 
 
-def test_the_catalogue_has_the_pool():
+def test_the_catalog_has_the_pool():
     reply = answer({"id": 1, "do": "catalog", "section": "layers"})
     (pool,) = [item for item in reply["entries"] if item["name"] == "SequencePool"]
     assert pool["schema"]["properties"]["mode"]["enum"] == [
