@@ -210,7 +210,7 @@ REFUSED = {
         {"slice": "0:4,5000:6000"}, "slice", "5000:6000 has nothing of axis 1, which has size 10"),
     "no slice at all": ({"slice": "a"}, "slice", "as in numpy"),
     "a step of 0": ({"slice": "::0"}, "slice", "may not be 0"),
-    "a slice of nothing": ({"slice": "0:4", "want": ["sample"]}, "slice", "want full"),
+    "a slice of nothing": ({"slice": "0:4", "want": ["sample"]}, "slice", "add full to want"),
     "too many axes": ({"slice": "0,0,0"}, "slice", "3 axes, but the tensor has 2"),
     "no room for an entry": (
         {"want": ["sample"], "max_bytes": 39}, "max_bytes", "smallest that works is 40"),

@@ -176,7 +176,7 @@ def test_probes_see_the_same_in_either_layout(digits, tmp_path):
 
 
 def test_tune_chooses_what_is_not_said():
-    assert "tune chooses" in errors(job(tune=True, **LAST))["/tune"]
+    assert "tune selects" in errors(job(tune=True, **LAST))["/tune"]
     assert list(errors(job(memory_format="NHWC"))) == ["/memory_format"]
 
 

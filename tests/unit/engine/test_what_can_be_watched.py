@@ -90,7 +90,7 @@ def test_what_cannot_be_seen_is_refused_at_its_place(probe, pointer, word):
 def test_ten_thousand_probes_are_refused_by_the_limit():
     found = errors(spec(probes=[watching("conv1")] * 10_000))
     assert list(found) == ["/probes"]
-    assert "1,000 at most" in found["/probes"]
+    assert "at most 1,000" in found["/probes"]
 
 
 def test_a_glob_that_has_none_of_the_kinds_is_told(digits):
