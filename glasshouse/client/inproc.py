@@ -40,7 +40,7 @@ class InProcess(httpx2.Client):
         except BaseException:
             shutil.rmtree(self._home, ignore_errors=True)
             raise
-        super().__init__(transport=_Transport(self._api, self._bench))
+        super().__init__(transport=_Transport(self._api, self._worker))
 
     def _start(self) -> str:
         """Create the database and start the API; return an API key."""
@@ -60,7 +60,7 @@ class InProcess(httpx2.Client):
             _, key = _load("models.keys").create(tx, name="here", owner="local", scopes=scopes)
         database.close()
         _be_quiet()
-        self._bench = _load("worker.in_process").Bench(
+        self._worker = _load("worker.in_process").InProcessWorker(
             settings, _load("engine.process.in_process").carry_out
         )
         app = _load("api.app").create_app(settings)
@@ -75,7 +75,7 @@ class InProcess(httpx2.Client):
         if not self.is_closed:
             super().close()
             self._api.__exit__(None, None, None)
-            self._bench.close()
+            self._worker.close()
             shutil.rmtree(self._home, ignore_errors=True)
 
 
@@ -84,14 +84,14 @@ class _Transport(httpx2.BaseTransport):
 
     def __init__(self, api: Any, bench: Any) -> None:
         self._api = api
-        self._bench = bench
+        self._worker = bench
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         response = self._api.send(request, stream=True)
         is_created = request.method == "POST" and response.is_success
         if is_created and _QUEUES.fullmatch(request.url.path):
             response.read()
-            self._bench.work()
+            self._worker.work()
         return response
 
 
