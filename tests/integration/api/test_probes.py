@@ -253,7 +253,7 @@ def test_a_part_of_a_tensor_is_asked_for_changed_and_refused(api: httpx2.Client,
         '{"slice": "a"}': ("/slice", "as in numpy"),
         '{"slice": "0:8,5000:6000"}': ("/slice", "5000:6000 has nothing of axis 1"),
         '{"max_bytes": 159}': ("/max_bytes", "smallest that works is 160"),
-        '{"want": ["sample"]}': ("/slice", "want full"),
+        '{"want": ["sample"]}': ("/slice", "add full to want"),
     }
     for body, (pointer, said) in wrong.items():
         answer = api.patch(path, content=body, headers=merge)
