@@ -176,7 +176,7 @@ def test_what_cannot_be_run_in_parts_is_refused_and_what_differs_is_said():
     job = spec(network={"layers": [flat, rnn, *last]}, guards=HALVING)
     job["data"]["shuffle"] = {"enabled": False}
     found = errors(job)
-    assert "parts of a batch would go on" in found["/guards/memory/on_oom"]
+    assert "micro-batches of a batch would share states" in found["/guards/memory/on_oom"]
 
     norm = {"name": "norm", "type": "BatchNorm2d"}
     found = planned(spec(network={"layers": [norm, *PLAIN["layers"]]}, guards=HALVING))
