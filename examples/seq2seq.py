@@ -81,8 +81,8 @@ def submit(client: Client, task: str, num: int = 20_000, epochs: int = 5) -> Job
     )
 
 
-def told(job: Job) -> float:
-    """The share of right symbols where those before are told."""
+def teacher_forced(job: Job) -> float:
+    """The share of right symbols if the network is given the correct previous ones."""
     return job.metrics()["validation/MulticlassAccuracy"]["last"]
 
 
@@ -118,7 +118,7 @@ def main() -> None:
         print("|---" * len(COLUMNS) + "|")
         for task, job in jobs.items():
             job.wait()
-            figures = [told(job), *alone(client, job, task)]
+            figures = [teacher_forced(job), *alone(client, job, task)]
             cells = [task, *(f"{figure:.4f}" for figure in figures)]
             print("|", " | ".join(cells), "|", flush=True)
 

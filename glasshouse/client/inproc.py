@@ -82,9 +82,9 @@ class InProcess(httpx2.Client):
 class _Transport(httpx2.BaseTransport):
     """Runs queued jobs before it returns the response to the request that queued them."""
 
-    def __init__(self, api: Any, bench: Any) -> None:
+    def __init__(self, api: Any, worker: Any) -> None:
         self._api = api
-        self._worker = bench
+        self._worker = worker
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         response = self._api.send(request, stream=True)
