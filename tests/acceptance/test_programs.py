@@ -153,7 +153,7 @@ def test_real_sentences_are_told_apart(shown: Shown):
 @pytest.mark.parametrize("task", seq2seq.TASKS)
 def test_a_task_is_learned_with_both_clippings(client: gh.Client, task: str):
     job = seq2seq.submit(client, task, num=2000, epochs=3).wait()
-    assert seq2seq.told(job) > 0.3
+    assert seq2seq.teacher_forced(job) > 0.3
     figures = job.metrics()
     assert figures["clipped_steps"]["last"] > 0
     assert figures["output_grad_clip/decoder"]["max"] > 0
