@@ -15,6 +15,10 @@ _OTHER_WORDS = {
     "class": "type",
     "device": "type",
     "dense": "Linear",
+    "fc": "Linear",
+    "fullyconnected": "Linear",
+    "concat": "cat",
+    "concatenate": "cat",
     "params": "args",
     "arguments": "args",
 }

@@ -140,4 +140,4 @@ def _size(text: str) -> tuple[int, int]:
 
 def _column(column: dict[str, Any]) -> list[Any]:
     axes = ("*" if length is None else str(length) for length in column["shape"])
-    return [column["name"], column["dtype"], "x".join(axes) or "one"]
+    return [column["name"], column["dtype"], "x".join(axes) or "scalar"]

@@ -248,7 +248,7 @@ def _print_facts(told: dict[str, Any]) -> None:
 def _told(facts: dict[str, Any]) -> dict[str, str]:
     """Facts as people read them."""
     return {
-        name: ("x".join(map(str, value)) or "one" if name == "shape" else figure(value))
+        name: ("x".join(map(str, value)) or "scalar" if name == "shape" else figure(value))
         for name, value in facts.items()
     }
 

@@ -44,6 +44,8 @@ _RANGES = {
 _PATTERNS = {
     NAME_PATTERN: "a name has at most 64 letters, digits and underscores, and no digit first"
 }
+_DESCRIBED = ("missing", "too_long", "too_short", "string_pattern_mismatch")
+"""Errors whose message has the description of the field."""
 _MOST_NAMES = 20
 _LONGEST = 240
 _MESSAGE = "translation"
@@ -91,8 +93,7 @@ def said(entry: Entry, *roots: type[BaseModel]) -> str:
         return _unknown(entry, roots)
     text = _text(str(entry["type"]), entry.get("ctx") or {}) or str(entry["msg"])
     text = text.removeprefix("Value error, ") + _got(entry, text)
-    is_counted = entry["type"] in ("too_long", "too_short", "string_pattern_mismatch")
-    return text + (_description(entry, roots) if is_counted else "")
+    return text + (_description(entry, roots) if entry["type"] in _DESCRIBED else "")
 
 
 def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911 (one a kind)
@@ -100,7 +101,7 @@ def _text(kind: str, context: Mapping[str, Any]) -> str | None:  # noqa: PLR0911
         return _RANGES[kind].format_map({name: _number(of) for name, of in context.items()})
     match kind:
         case "missing" | "union_tag_not_found":
-            return "it is missing"
+            return "this field is required"
         case "union_tag_invalid":
             tags = str(context["expected_tags"])
             near = did_you_mean(str(context["tag"]), re.findall("'([^']*)'", tags))

@@ -6,6 +6,7 @@ import type { FieldProblem } from "../api/http";
 import { readList, readLoose, readNumber, writeList, writeLoose } from "../spec/loose";
 import { getAt, isObject, type Json, type JsonObject, same, under } from "../spec/pointer";
 import { blank, type Field, type Property, variantName, variantOf } from "../spec/schema";
+import { Prose } from "./prose";
 
 export interface Form {
   value: Json;
@@ -85,7 +86,7 @@ function Entry({ field, pointer, label, required, input }: Edited & { input: (at
   return (
     <div class={`entry${IDS.has(label) ? " long" : ""}`} id={idOf(pointer)}>
       <label class="field"><span>{label}{required && <abbr title="required"> *</abbr>}</span>{input(attributes)}</label>
-      {field.help && <small class="help" id={`${id}-help`}>{field.help}</small>}
+      {field.help && <small class="help" id={`${id}-help`}><Prose text={field.help} /></small>}
       <Problems at={pointer} deep id={`${id}-wrong`} />
     </div>
   );
@@ -139,7 +140,7 @@ function Switch(props: Edited) {
     <div class="entry check" id={idOf(pointer)}>
       <label><input type="checkbox" checked={value === true} aria-describedby={field.help ? id : undefined}
         onChange={(event) => form.set(pointer, event.currentTarget.checked === field.fallback ? undefined : event.currentTarget.checked)} /> {label}</label>
-      {field.help && <small class="help" id={id}>{field.help}</small>}
+      {field.help && <small class="help" id={id}><Prose text={field.help} /></small>}
       <Problems at={pointer} deep />
     </div>
   );
@@ -184,7 +185,7 @@ function Unset({ field, pointer, label }: Edited) {
   const form = useForm();
   return (
     <div class="entry" id={idOf(pointer)}>
-      <button type="button" class="small" title={field.help} onClick={() => form.set(pointer, blank(field))}>+ {label}</button>
+      <button type="button" class="small" title={field.help.replaceAll("`", "")} onClick={() => form.set(pointer, blank(field))}>+ {label}</button>
       <Problems at={pointer} deep />
     </div>
   );
@@ -199,7 +200,7 @@ function Frame({ pointer, label, field, required, children }: Edited & { childre
   return (
     <fieldset id={idOf(pointer)} class="frame">
       <legend>{label}{isOptional && <button type="button" class="plain" aria-label={`Remove ${label}`} title="Remove" onClick={() => form.set(pointer, undefined)}>×</button>}</legend>
-      {field.kind === "group" && field.help && <p class="muted small">{field.help.split("\n\n")[0]}</p>}
+      {field.kind === "group" && field.help && <p class="muted small"><Prose text={field.help.split("\n\n")[0] ?? ""} /></p>}
       <Problems at={pointer} />
       {children}
     </fieldset>

@@ -192,7 +192,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
         ({"tune": None}, "/tune", "give true or false (got null)"),
         ({"devices": []}, "/devices", "give an object"),
         ({"stop": {}}, "/stop/epochs", "give exactly one of epochs, steps, seconds"),
-        ({"optimizer": {}}, "/optimizer/type", "it is missing"),
+        ({"optimizer": {}}, "/optimizer/type", "this field is required"),
         ({"loss": "MSELoss"}, "/loss", "give an object or a list (got 'MSELoss')"),
         ({"loss": []}, "/loss", "it must not be empty"),
         ({"loss": [{"type": 3, "inputs": ["fc"]}]}, "/loss/0/type", "give a string (got 3)"),
