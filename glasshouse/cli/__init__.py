@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output.never_fail_to_print()
     try:
-        app(given)
+        app(given, prog_name="glasshouse")
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else exits.ERROR
         if code == exits.USAGE and "--json" in given:
