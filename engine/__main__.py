@@ -36,8 +36,8 @@ from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
 from glasshouse.spec import Checkpoint, Devices, InferJob, TrainJob, parse_trained
 from glasshouse.spec.data import sources_in
+from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.labels import text_labels, with_values
-from glasshouse.spec.wording import problems_in
 from glasshouse.unpickling import seal_pickle
 
 _FORMATS = {

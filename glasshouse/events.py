@@ -88,7 +88,7 @@ class StatsEvent(_Event):
     rows: list[list[str | Number]]
     """Rows of the tensors whose probes want ``stats``."""
     histograms: list[tuple[str, str, list[int], list[int]]] | None = None
-    """Layer, kind, the non-empty bins (``glasshouse.bins``) and their counts."""
+    """Layer, kind, the non-empty bins (``glasshouse.histogram_bins``) and their counts."""
     quantiles: list[list[str | Number]] | None = None
     """Layer, kind, p01, p05, p25, p50, p75, p95, p99."""
 

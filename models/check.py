@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse import jsonio
 from glasshouse.errors import ServiceError
-from glasshouse.spec.wording import said
+from glasshouse.spec.error_messages import said
 from models import startup
 from models.database import Database, Transaction
 from models.fleet import heartbeats

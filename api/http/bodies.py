@@ -21,7 +21,7 @@ from glasshouse.errors import (
     UnsupportedMedia,
 )
 from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
-from glasshouse.spec.wording import problems_in
+from glasshouse.spec.error_messages import problems_in
 
 T = TypeVar("T")
 Checked = TypeVar("Checked", bound=BaseModel)

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from api.http.answers import Json
 from glasshouse import errors
 from glasshouse.errors import FieldProblem, ServiceError
-from glasshouse.spec.places import pointer
-from glasshouse.spec.wording import said
+from glasshouse.spec.error_locations import pointer
+from glasshouse.spec.error_messages import said
 
 _BY_STATUS: dict[int, type[ServiceError]] = {
     400: errors.BadRequest,

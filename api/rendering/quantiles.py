@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from glasshouse import bins
+from glasshouse import histogram_bins
 from models.observations.stats_bytes import Histograms, StatsArrays
 from models.observations.thinning import evenly
 
@@ -21,9 +21,10 @@ def filled(kept: StatsArrays | None, counted: Histograms, most: int) -> StatsArr
     begins = [0, *np.cumsum(counted.sizes).tolist()]
     numbers, counts = counted.bins.tolist(), counted.counts.tolist()
     rows = [
-        bins.quantiles(numbers[begin:end], counts[begin:end]) for begin, end in pairwise(begins)
+        histogram_bins.quantiles(numbers[begin:end], counts[begin:end])
+        for begin, end in pairwise(begins)
     ]
-    values = np.array(rows, np.float64).reshape(-1, len(bins.QUANTILES)).T
+    values = np.array(rows, np.float64).reshape(-1, len(histogram_bins.QUANTILES)).T
     made = StatsArrays(counted.steps, values)
     if kept is None:
         return made

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 
-from glasshouse import bins
+from glasshouse import histogram_bins
 
 Array = NDArray[Any]
 MAX_HEADER_BYTES = 1 << 20
@@ -139,12 +139,14 @@ def _deviation(piece: Array, mean: float) -> float:
 
 def histogram(tensor: Array, num: int) -> dict[str, Any]:
     """Return edges and counts of at most ``num`` bins."""
-    counts = np.zeros(bins.NUM_BINS, np.int64)
+    counts = np.zeros(histogram_bins.NUM_BINS, np.int64)
     with np.errstate(all="ignore"):
         for piece in pieces(tensor) if tensor.size else ():
-            counts += np.bincount(bins.bins_of(as_float64(piece)), minlength=bins.NUM_BINS)
+            counts += np.bincount(
+                histogram_bins.bins_of(as_float64(piece)), minlength=histogram_bins.NUM_BINS
+            )
     held = np.flatnonzero(counts)
-    return bins.coarse(held.tolist(), counts[held].tolist(), num)._asdict()
+    return histogram_bins.coarse(held.tolist(), counts[held].tolist(), num)._asdict()
 
 
 def values_of(tensor: Array) -> tuple[Any, bool]:

@@ -20,7 +20,7 @@ from api.routes.events import JobId
 from api.routes.layers import Phase, check_kind
 from api.routes.metrics import FromStep, ToStep
 from api.schemas import inspection
-from glasshouse import bins as universal
+from glasshouse import histogram_bins as universal
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import stats

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from api.http.answers import time_text
-from glasshouse.direction import direction_of
+from glasshouse.metric_direction import direction_of
 from models.tables import Command, Dataset, Job, Key, Probe
 
 BASE = "/api/v1"

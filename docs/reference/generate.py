@@ -15,7 +15,7 @@ from cells import cell  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 
 from glasshouse import spec  # noqa: E402
-from glasshouse.spec import augmenting  # noqa: E402
+from glasshouse.spec import augmentation  # noqa: E402
 from models.settings import Settings  # noqa: E402
 
 SPEC_MODELS: tuple[type[BaseModel], ...] = (
@@ -36,21 +36,21 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Data,
     spec.Source,
     spec.DenseField,
-    augmenting.RandomHorizontalFlip,
-    augmenting.RandomVerticalFlip,
-    augmenting.FlipArgs,
-    augmenting.RandomCrop,
-    augmenting.CropArgs,
-    augmenting.RandomRotation,
-    augmenting.RotationArgs,
-    augmenting.RandomAffine,
-    augmenting.AffineArgs,
-    augmenting.ColorJitter,
-    augmenting.JitterArgs,
-    augmenting.RandomErasing,
-    augmenting.ErasingArgs,
-    augmenting.GaussianNoise,
-    augmenting.NoiseArgs,
+    augmentation.RandomHorizontalFlip,
+    augmentation.RandomVerticalFlip,
+    augmentation.FlipArgs,
+    augmentation.RandomCrop,
+    augmentation.CropArgs,
+    augmentation.RandomRotation,
+    augmentation.RotationArgs,
+    augmentation.RandomAffine,
+    augmentation.AffineArgs,
+    augmentation.ColorJitter,
+    augmentation.JitterArgs,
+    augmentation.RandomErasing,
+    augmentation.ErasingArgs,
+    augmentation.GaussianNoise,
+    augmentation.NoiseArgs,
     spec.IntegerField,
     spec.IntegerSequenceField,
     spec.DenseSequenceField,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engine.core.problems import one
 from glasshouse.jsonio import NONFINITE
-from glasshouse.nearest import did_you_mean
+from glasshouse.suggestions import did_you_mean
 
 # Never offered: the job decides devices and dtypes, and torch deprecates the rest.
 WITHHELD = {

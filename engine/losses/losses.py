@@ -23,8 +23,8 @@ from engine.losses.loss_sums import LossSums, StepPart, Term
 from engine.network.layers import LayerFailed
 from engine.network.lengths import Lengths
 from engine.network.shapes import FieldShape, tiny
-from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Loss, TrainJob
+from glasshouse.suggestions import did_you_mean
 
 _BROADCASTS = "Using a target size"
 """The start of torch's warning when shapes differ and are broadcast; only it is an error."""

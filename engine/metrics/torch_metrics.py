@@ -22,9 +22,9 @@ from torch import Tensor
 from engine.core import arguments
 from engine.core.arguments import Parameter
 from engine.core.problems import one
-from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
 from glasshouse.spec.metrics import OWN
+from glasshouse.suggestions import did_you_mean
 
 MAX_SERIES = 200
 """A vector of at most this many values becomes one series per value; a longer one is kept whole."""

@@ -5,7 +5,7 @@
 // finite, the block's finite values are collected and swept again. If the mean is much larger than the
 // deviation, the block is swept a second time about its mean. Blocks are merged in double by Chan's
 // formula. Narrow types are widened a block at a time into a buffer that stays in the cache. If a
-// histogram is requested, the block is also counted: glasshouse/bins.py defines the bins. A ReLU,
+// histogram is requested, the block is also counted: glasshouse/histogram_bins.py defines the bins. A ReLU,
 // forward or backward, is computed in the same pass that takes the statistics of its input and output.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged

@@ -14,7 +14,7 @@ from engine.core.arguments import Parameter
 from engine.core.problems import one
 from engine.network.functions import FUNCTIONS, Function
 from engine.network.recurrent import AWARE, OURS
-from glasshouse.nearest import did_you_mean
+from glasshouse.suggestions import did_you_mean
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
 

@@ -28,10 +28,10 @@ from engine.optim.optimizers import build_optimizer
 from engine.optim.parameter_options import scales, set_arguments
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
-from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Args, Optimizer, Scheduler, Spec
+from glasshouse.spec.error_messages import said
 from glasshouse.spec.strict import TorchName
-from glasshouse.spec.wording import said
+from glasshouse.suggestions import did_you_mean
 
 _REFUSED = dict.fromkeys(
     ("LambdaLR", "MultiplicativeLR"),

@@ -16,8 +16,8 @@ from engine.core import arguments
 from engine.core.problems import one
 from engine.optim.dense_and_sparse import SPARSE_TYPES
 from engine.optim.updates import as_tensor
-from glasshouse.nearest import did_you_mean
 from glasshouse.spec import Optimizer
+from glasshouse.suggestions import did_you_mean
 
 AT_SPARSE = "/optimizer/sparse"
 _REFUSED = {

@@ -27,7 +27,7 @@ from glasshouse.spec import (
     Trained,
     Windows,
 )
-from glasshouse.spec.preparing import MAX_CLASS_LENGTH, MAX_CLASSES
+from glasshouse.spec.preprocessing import MAX_CLASS_LENGTH, MAX_CLASSES
 
 Meta = Mapping[str, Any]
 Metas = Mapping[str, Meta]

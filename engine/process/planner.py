@@ -33,7 +33,7 @@ from engine.process.hardening import check_torch
 from engine.training.settable import changed_job, settable
 from glasshouse import jsonio
 from glasshouse.spec import InferJob, TrainJob, UploadedNetwork, parse_trained
-from glasshouse.spec.wording import problems_in
+from glasshouse.spec.error_messages import problems_in
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 4 * 2**30

@@ -16,9 +16,9 @@ from engine.core.problems import SpecProblems, one
 from engine.optim.lr_schedulers import cycled
 from engine.optim.optimizers import build_optimizer
 from glasshouse.spec import Optimizer, TrainJob
+from glasshouse.spec.error_locations import place_of
+from glasshouse.spec.error_messages import said
 from glasshouse.spec.live import is_of_optimizer, is_of_sparse, overlay, place
-from glasshouse.spec.places import place_of
-from glasshouse.spec.wording import said
 
 _OPTIMIZER = "optimizer."
 _PREFIXES = {"dense": _OPTIMIZER, "sparse": f"{_OPTIMIZER}sparse."}

@@ -9,21 +9,21 @@ import typer
 from glasshouse import __version__
 from glasshouse.cli import (
     checkpoints,
-    comparing,
+    compare,
     control,
     datasets,
-    exits,
+    exit_codes,
     jobs,
+    maintenance,
     output,
     probes,
     quotas,
     results,
     service,
-    upkeep,
     webhooks,
     workers,
 )
-from glasshouse.cli.shown import Command, Group
+from glasshouse.cli.help_text import Command, Group
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -57,9 +57,9 @@ app.command(cls=Command)(service.down)
 app.command(cls=Command)(service.status)
 app.command(cls=Command)(service.doctor)
 app.command("open", cls=Command)(service.open_page)
-app.command(cls=Command)(upkeep.backup)
-app.command(cls=Command)(upkeep.restore)
-app.command(cls=Command)(upkeep.purge)
+app.command(cls=Command)(maintenance.backup)
+app.command(cls=Command)(maintenance.restore)
+app.command(cls=Command)(maintenance.purge)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(workers.app, name="workers")
 app.command(cls=Command)(jobs.submit)
@@ -67,7 +67,7 @@ app.command(cls=Command)(jobs.watch)
 app.command("jobs", cls=Command)(jobs.list_jobs)
 app.command(cls=Command)(jobs.show)
 app.command(cls=Command)(jobs.delete)
-app.command(cls=Command)(comparing.compare)
+app.command(cls=Command)(compare.compare)
 app.command(cls=Command)(jobs.logs)
 app.command(cls=Command)(jobs.cancel)
 app.command(cls=Command)(control.pause)
@@ -97,12 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(given, prog_name="glasshouse")
     except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else exits.ERROR
-        if code == exits.USAGE and "--json" in given:
+        code = ending.code if isinstance(ending.code, int) else exit_codes.ERROR
+        if code == exit_codes.USAGE and "--json" in given:
             output.misused()
         return code
     except (GlasshouseError, OSError, ValueError) as error:
-        code = exits.code_of(error)
+        code = exit_codes.code_of(error)
         output.failure(error, code, as_json="--json" in given)
         return code
-    return exits.OK
+    return exit_codes.OK

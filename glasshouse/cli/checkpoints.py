@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import completing, naming, output
+from glasshouse.cli import completion, output, references
+from glasshouse.cli.help_text import Command, group
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, group
 from glasshouse.client import Checkpoint, Client
 
 CheckpointId = Annotated[
     str,
-    completing.named("CHECKPOINT", completing.checkpoints),
+    completion.named("CHECKPOINT", completion.checkpoints),
 ]
 
 
@@ -22,12 +22,12 @@ def list_checkpoints(
         typer.Argument(
             metavar="[JOB]",
             help="Only checkpoints of this job, by step.",
-            autocompletion=completing.jobs,
+            autocompletion=completion.jobs,
         ),
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(help="Same as the argument.", autocompletion=completing.jobs),
+        typer.Option(help="Same as the argument.", autocompletion=completion.jobs),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def list_checkpoints(
         raise typer.BadParameter("give the job once", param_hint="--job")
     job = of or job
     with Client() as client:
-        found = client.checkpoints.list(None if job is None else naming.job_id(client, job))
+        found = client.checkpoints.list(None if job is None else references.job_id(client, job))
     if json:
         output.document([item.data for item in found])
         return
@@ -78,7 +78,7 @@ def download(
 ) -> None:
     """Download the weights of a checkpoint."""
     with Client() as client:
-        checkpoint = naming.checkpoint_id(client, checkpoint)
+        checkpoint = references.checkpoint_id(client, checkpoint)
         file.write_bytes(client.checkpoints.get(checkpoint).read_weights())
     size = file.stat().st_size
     if json:
@@ -91,7 +91,7 @@ def download(
 def delete(checkpoint: CheckpointId, json: Json = False) -> None:
     """Delete a checkpoint and its files."""
     with Client() as client:
-        checkpoint = naming.checkpoint_id(client, checkpoint)
+        checkpoint = references.checkpoint_id(client, checkpoint)
         client.checkpoints.delete(checkpoint)
     if json:
         output.document({"id": checkpoint, "deleted": True})

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import naming, output, overrides
+from glasshouse.cli import output, overrides, references
 from glasshouse.cli.jobs import JobId, OnDevice, watch_job
 from glasshouse.cli.output import Json
-from glasshouse.cli.watching import detaching
+from glasshouse.cli.watch import detaching
 from glasshouse.client import Client, Job
 
 Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it ends.")]
@@ -17,19 +17,19 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it
 def pause(job: JobId, json: Json = False) -> None:
     """Pause a job: save a checkpoint and free its devices."""
     with Client() as client:
-        _told(client.jobs.pause(naming.job_id(client, job)), as_json=json)
+        _told(client.jobs.pause(references.job_id(client, job)), as_json=json)
 
 
 def resume(job: JobId, json: Json = False) -> None:
     """Resume a paused job from its checkpoint."""
     with Client() as client:
-        _told(client.jobs.resume(naming.job_id(client, job)), as_json=json)
+        _told(client.jobs.resume(references.job_id(client, job)), as_json=json)
 
 
 def retry(job: JobId, watch: Watch = False, json: Json = False) -> None:
     """Submit the spec of an ended job as a new job. Prints its id."""
     with Client() as client:
-        _made(client.jobs.retry(naming.job_id(client, job)), watch=watch, as_json=json)
+        _made(client.jobs.retry(references.job_id(client, job)), watch=watch, as_json=json)
 
 
 def fork(  # noqa: PLR0913 (each is a field of a fork)
@@ -57,11 +57,13 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
     for change in set_ or []:
         overrides.apply(patch, change)
     with Client() as client:
-        saved = None if checkpoint is None else naming.checkpoint_id(client, checkpoint)
+        saved = None if checkpoint is None else references.checkpoint_id(client, checkpoint)
         start: dict[str, Any] = {"checkpoint": saved, "step": step, "load": load}
         start["device"] = device
         _made(
-            client.jobs.fork(naming.job_id(client, job), patch, **start), watch=watch, as_json=json
+            client.jobs.fork(references.job_id(client, job), patch, **start),
+            watch=watch,
+            as_json=json,
         )
 
 
@@ -80,7 +82,7 @@ def set_(
     """Change settings of a running job, all at the same step."""
     changes = dict(_setting(text) for text in settings)
     with Client() as client:
-        job = naming.job_id(client, job)
+        job = references.job_id(client, job)
         command = client.jobs.get(job).set(changes)
         if wait:
             with detaching(job):

@@ -5,16 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli import completing, naming, output
+from glasshouse.cli import completion, output, references
+from glasshouse.cli.help_text import Command, group
 from glasshouse.cli.jobs import tell_notes
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, group
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
 
 DatasetId = Annotated[
     str,
-    completing.named("DATASET", completing.datasets),
+    completion.named("DATASET", completion.datasets),
 ]
 
 
@@ -77,7 +77,7 @@ def show(
 ) -> None:
     """Show a dataset's columns and splits, and its first rows."""
     with Client() as client:
-        found = client.datasets.get(naming.dataset_id(client, dataset))
+        found = client.datasets.get(references.dataset_id(client, dataset))
         split = next(iter(found.splits), None)
         first = found.rows(split, limit=rows) if rows and split else []
     if json:
@@ -95,7 +95,7 @@ def show(
 def delete(dataset: DatasetId, json: Json = False) -> None:
     """Delete a dataset and its files."""
     with Client() as client:
-        dataset = naming.dataset_id(client, dataset)
+        dataset = references.dataset_id(client, dataset)
         client.datasets.delete(dataset)
     if json:
         output.document({"id": dataset, "deleted": True})

@@ -7,11 +7,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import ages, completing, naming, output, overrides
+from glasshouse.cli import completion, durations, output, overrides, references
 from glasshouse.cli.output import Json
-from glasshouse.cli.watching import detaching, follow
+from glasshouse.cli.watch import detaching, follow
 from glasshouse.client import Client, Dataset, Job
-from glasshouse.client.accepting import device_of, moved
+from glasshouse.client.arguments import device_of, moved
 from glasshouse.errors import NotFoundError
 from glasshouse.spec.data import BUILTINS, sources_in
 
@@ -27,7 +27,7 @@ def _checked_device(given: str | None) -> str | None:
 
 JobId = Annotated[
     str,
-    completing.named("JOB", completing.jobs),
+    completion.named("JOB", completion.jobs),
 ]
 
 OnDevice = Annotated[
@@ -87,19 +87,19 @@ def page_of(client: Client, job: Job) -> str:
 def watch(job: JobId, json: Json = False) -> None:
     """Watch a job until it ends. Ctrl-C stops watching; the job continues."""
     with Client() as client:
-        watch_job(client.jobs.get(naming.job_id(client, job)), as_json=json)
+        watch_job(client.jobs.get(references.job_id(client, job)), as_json=json)
 
 
 def show(job: JobId, json: Json = False) -> None:
     """Show the state, times, devices, metrics and error of a job."""
     with Client() as client:
-        found = client.jobs.get(naming.job_id(client, job))
+        found = client.jobs.get(references.job_id(client, job))
         address = page_of(client, found)
     if json:
         output.document(found.data)
         return
     facts: dict[str, Any] = {name: found.data.get(name) for name in _FACTS}
-    facts |= {"age": ages.age(found.created_at), "duration": ages.lasted(found.data)}
+    facts |= {"age": durations.age(found.created_at), "duration": durations.lasted(found.data)}
     facts["steps"] = _steps(found)
     facts["devices"] = ", ".join(f"{one['id']} of {one['worker']}" for one in found.devices)
     facts["labels"] = ", ".join(f"{key}:{value}" for key, value in found.labels.items())
@@ -128,13 +128,13 @@ _FACTS = (
 def delete(
     jobs: Annotated[
         list[str],
-        completing.named("JOB…", completing.jobs, "Ids or id prefixes, names, or 'last'."),
+        completion.named("JOB…", completion.jobs, "Ids or id prefixes, names, or 'last'."),
     ],
     json: Json = False,
 ) -> None:
     """Delete ended jobs with all their metrics, tensors and checkpoints."""
     with Client() as client:
-        ids = [naming.job_id(client, job) for job in jobs]
+        ids = [references.job_id(client, job) for job in jobs]
         for job in dict.fromkeys(ids):
             client.jobs.delete(job)
             if not json:
@@ -170,8 +170,8 @@ def list_jobs(
 
 
 def _row(job: Job) -> list[Any]:
-    times = [ages.age(job.created_at), ages.lasted(job.data)]
-    best = ages.best(job.data.get("summary") or {})
+    times = [durations.age(job.created_at), durations.lasted(job.data)]
+    best = durations.best(job.data.get("summary") or {})
     named = [job.data.get("name"), job.state, _steps(job)]
     return [job.id, *named, *times, best, job.data.get("created_by")]
 
@@ -185,7 +185,7 @@ def logs(
 ) -> None:
     """Print the log of a job. With -f and --json: one JSON document per event."""
     with Client() as client:
-        job = naming.job_id(client, job)
+        job = references.job_id(client, job)
         if not follow_:
             text = client.jobs.get(job).logs(rank, tail=tail)
             if json:
@@ -206,7 +206,7 @@ def cancel(
 ) -> None:
     """Cancel a job at its next step boundary."""
     with Client() as client:
-        job = naming.job_id(client, job)
+        job = references.job_id(client, job)
         answered = client.jobs.cancel(job, force=force)
     if json:
         output.document(answered.data)
@@ -271,8 +271,8 @@ def dataset_of_source(client: Client, source: str) -> Dataset:
     Raises:
         ValueError: it is none of these.
     """
-    if source.startswith("ds_") or source == naming.LAST:
-        return client.datasets.get(naming.dataset_id(client, source)).wait()
+    if source.startswith("ds_") or source == references.LAST:
+        return client.datasets.get(references.dataset_id(client, source)).wait()
     if Path(source).is_file():
         output.tell(f"uploading {source} …")
         dataset = client.datasets.upload(source)

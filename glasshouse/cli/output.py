@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glasshouse import jsonio
-from glasshouse.cli import exits
+from glasshouse.cli import exit_codes
 from glasshouse.errors import APIStatusError, GlasshouseError, JobFailed
 
 _ID = re.compile(r"[a-z]+_[0-9a-z]{26}")
@@ -175,7 +175,7 @@ def never_fail_to_print() -> None:
 def misused() -> None:
     """Print a usage error as JSON; the message for users is on stderr."""
     detail = "Invalid usage; see stderr."
-    document({"error": {"kind": "UsageError", "detail": detail, "exit_code": exits.USAGE}})
+    document({"error": {"kind": "UsageError", "detail": detail, "exit_code": exit_codes.USAGE}})
 
 
 def failure(error: Exception, code: int, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import naming, output
+from glasshouse.cli import output, references
 from glasshouse.cli.jobs import JobId
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Probe
@@ -63,7 +63,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     if (bool(layers) + list_ + (remove is not None)) != 1:
         raise typer.BadParameter("pass one of --layers, --list, --remove")
     with Client() as client:
-        found = client.jobs.get(naming.job_id(client, job))
+        found = client.jobs.get(references.job_id(client, job))
         if list_:
             _print(found.probes(), as_json=json)
             return

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glasshouse.cli import completing, naming, output
+from glasshouse.cli import completion, output, references
+from glasshouse.cli.job_view import WIDEST_TREND, sparkline
 from glasshouse.cli.jobs import JobId, OnDevice, dataset_of_source
 from glasshouse.cli.output import Json, figure
-from glasshouse.cli.view import WIDEST_TREND, sparkline
-from glasshouse.cli.watching import detaching
+from glasshouse.cli.watch import detaching
 from glasshouse.client import Client, Job
-from glasshouse.client.accepting import device_of
+from glasshouse.client.arguments import device_of
 from glasshouse.client.sources import first_split
 from glasshouse.client.statistics import LayerStats
 from glasshouse.client.tables import TABLES, write_table
@@ -30,14 +30,14 @@ def metrics(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A metric. Default: a table of all.", autocompletion=completing.metrics
+            help="A metric. Default: a table of all.", autocompletion=completion.metrics
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print a table of a job's metrics, or the steps and values of one."""
     with Client() as client:
-        job = naming.job_id(client, job)
+        job = references.job_id(client, job)
         found = client.jobs.get(job)
         if name is not None:
             series = found.metrics(name)
@@ -64,7 +64,7 @@ def layers(
     job: JobId,
     layer: Annotated[
         str | None,
-        typer.Argument(help="A layer, or conv1.weight.", autocompletion=completing.layers),
+        typer.Argument(help="A layer, or conv1.weight.", autocompletion=completion.layers),
     ] = None,
     kind: Annotated[
         str | None,
@@ -81,7 +81,7 @@ def layers(
 ) -> None:
     """Print a job's layers or a layer's statistics; with options, one captured tensor."""
     with Client() as client:
-        job = naming.job_id(client, job)
+        job = references.job_id(client, job)
         found = client.jobs.get(job)
         if layer is None:
             _print_layers(found.layers.table(), as_json=json)
@@ -108,7 +108,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         typer.Argument(
             metavar="JOB",
             help="A job or checkpoint: the id or an id prefix, the name, or 'last'.",
-            autocompletion=completing.sources,
+            autocompletion=completion.sources,
         ),
     ],
     *,
@@ -116,7 +116,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Option(
             help="A dataset id or name, or a file to upload.",
-            autocompletion=completing.datasets,
+            autocompletion=completion.datasets,
         ),
     ],
     split: Annotated[
@@ -141,7 +141,7 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     if device is not None:
         spec["devices"] = device_of(device)
     with Client() as client:
-        source = naming.trained_id(client, source)
+        source = references.trained_id(client, source)
         spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
         dataset = dataset_of_source(client, data)
         spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}

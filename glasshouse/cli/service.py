@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import processes
-from glasshouse.cli import exits, output
+from glasshouse.cli import exit_codes, output
 from glasshouse.cli.broker import StackError
-from glasshouse.cli.diagnosis import examine
+from glasshouse.cli.doctor import examine
 from glasshouse.cli.output import Json
 from glasshouse.cli.processes import ROOT
 from glasshouse.cli.stack import Stack, is_locked, make_home, running_stack
@@ -83,7 +83,7 @@ def status(home: Home = None, json: Json = False) -> None:
         columns = ["id", "state", "host", "version"]
         output.table(columns, ([worker.get(name) for name in columns] for worker in workers))
     if ready.get("status") == "down":
-        raise typer.Exit(exits.ERROR)
+        raise typer.Exit(exit_codes.ERROR)
 
 
 def doctor(home: Home = None, json: Json = False) -> None:
@@ -97,7 +97,7 @@ def doctor(home: Home = None, json: Json = False) -> None:
             if check.fix:
                 output.line(f"      {check.fix}")
     if any(check.state == "fail" for check in checks):
-        raise typer.Exit(exits.ERROR)
+        raise typer.Exit(exit_codes.ERROR)
 
 
 def open_page(

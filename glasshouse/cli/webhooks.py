@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli import output
+from glasshouse.cli.help_text import Command, group
 from glasshouse.cli.output import Json
-from glasshouse.cli.shown import Command, group
 from glasshouse.client import Client
 
 

@@ -8,7 +8,7 @@ from glasshouse.client.callbacks import Callback
 from glasshouse.client.client import Client
 from glasshouse.client.control import Command
 from glasshouse.client.events import OtherEvent
-from glasshouse.client.explaining import Explanation
+from glasshouse.client.explanations import Explanation
 from glasshouse.client.job import Job
 from glasshouse.client.layers import Layer
 from glasshouse.client.probes import Probe

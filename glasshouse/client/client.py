@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from glasshouse.client.address import find_service
-from glasshouse.client.inferring import Inferring
+from glasshouse.client.inference import Inferring
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Record
 from glasshouse.client.requests import API, Request, with_json

@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from glasshouse.client.accepting import moved
+from glasshouse.client.arguments import moved
+from glasshouse.client.early_stop import StopLimit
 from glasshouse.client.records import Record
-from glasshouse.client.stopping import StopLimit
 
 
 class Command(Record):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from glasshouse.client.modules import is_dataset
-from glasshouse.client.modules.naming import is_lengths
+from glasshouse.client.modules.weight_names import is_lengths
 from glasshouse.client.tensors import Array
 
 FEATURES = "x"

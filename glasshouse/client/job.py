@@ -6,13 +6,13 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
 
 from glasshouse import jsonio
-from glasshouse.client.asking import as_probe
 from glasshouse.client.callbacks import Action, Call, Dispatcher, action_of, check_callbacks
-from glasshouse.client.card import MOST_POINTS, Card
 from glasshouse.client.control import Controlled
 from glasshouse.client.events import AnyEvent, read_event
-from glasshouse.client.explaining import LOG_LINES, Explanation, explain
+from glasshouse.client.explanations import LOG_LINES, Explanation, explain
+from glasshouse.client.job_card import MOST_POINTS, Card
 from glasshouse.client.layers import Layers
+from glasshouse.client.probe_specs import as_probe
 from glasshouse.client.probes import Probe
 from glasshouse.client.progress import Bar
 from glasshouse.client.requests import API, Request

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from glasshouse.client.records import Checkpoint, Record
 from glasshouse.client.statistics import Phase, Step
 from glasshouse.client.tensors import Array, read_outputs, read_tensors
-from glasshouse.direction import direction_of
 from glasshouse.errors import APIError, JobCancelled, JobFailed
+from glasshouse.metric_direction import direction_of
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")

@@ -4,11 +4,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from glasshouse.client.accepting import accept
+from glasshouse.client.arguments import accept
 from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
 from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
-from glasshouse.client.modules.naming import with_rates
+from glasshouse.client.modules.weight_names import with_rates
 from glasshouse.client.records import Dataset
 from glasshouse.client.resources import Checkpoints, Datasets
 from glasshouse.client.running import in_thread
@@ -63,7 +63,7 @@ class Trainer:
         self, module: Any, data: Document, options: TrainOptions
     ) -> "tuple[Traced, Document]":
         """Trace a module and upload its weights; return the trace and ``init`` of the spec."""
-        from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
+        from glasshouse.client.modules.sample_batches import trace_for  # noqa: PLC0415 (imports torch)
 
         dataset = self._datasets.get(data["train"]["dataset"])
         fields = with_shapes(data["fields"], dataset)

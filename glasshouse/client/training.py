@@ -12,8 +12,8 @@ from glasshouse.client.frames import columns_for, field_name, is_frame, read_dat
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
+from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.metrics import ALONE
-from glasshouse.spec.wording import problems_in
 
 Document = dict[str, Any]
 Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str

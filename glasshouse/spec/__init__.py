@@ -34,7 +34,7 @@ from glasshouse.spec.jobs import (
 )
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
-from glasshouse.spec.preparing import (
+from glasshouse.spec.preprocessing import (
     CbowWindows,
     Fill,
     LanguageModelWindows,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field as Constraint
 from pydantic import PositiveInt, model_validator
 
-from glasshouse.spec.augmenting import Augment
-from glasshouse.spec.preparing import (
+from glasshouse.spec.augmentation import Augment
+from glasshouse.spec.preprocessing import (
     MAX_CLASSES,
     Class,
     Column,

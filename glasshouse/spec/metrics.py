@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, PositiveInt, model_validator
 from pydantic import Field as Constraint
 
-from glasshouse.nearest import did_you_mean
 from glasshouse.spec.strict import Args, Spec, TorchName, WrongAt
+from glasshouse.suggestions import did_you_mean
 
 Watched = Annotated[
     str,

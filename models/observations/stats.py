@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from glasshouse import bins, jsonio
+from glasshouse import histogram_bins, jsonio
 from glasshouse.events import STATS_COLUMNS
 from models.observations import lineage
 from models.observations.stats_bytes import (
@@ -38,7 +38,7 @@ Form = Literal["stats", "quantiles", "histogram"]
 FORMS: tuple[Form, ...] = ("stats", "quantiles", "histogram")
 STATISTICS = STATS_COLUMNS[2:]
 """mean, std, min, max, l2, absmax, zeros, nan, inf."""
-QUANTILES = tuple(bins.QUANTILES)
+QUANTILES = tuple(histogram_bins.QUANTILES)
 COLUMNS: dict[Form, tuple[str, ...]] = {
     "stats": STATISTICS,
     "quantiles": QUANTILES,

@@ -11,7 +11,7 @@ from nanoarrow import ipc
 from PIL import Image
 
 import glasshouse as gh
-from glasshouse.bins import QUANTILES, RELATIVE_ERROR
+from glasshouse.histogram_bins import QUANTILES, RELATIVE_ERROR
 from tests.acceptance.specs import digits_example
 
 FORMS = ["stats", "quantiles", "histogram", "full"]

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import glasshouse as gh
-from glasshouse.client.modules.preparing import match
+from glasshouse.client.modules.sample_batches import match
 from tests.unit.client.own_modules import CASES, Case, Mlp, PackedLstm
 
 NUM_ROWS, BATCH, STEPS, LR = 40, 8, 20, 0.05

@@ -9,8 +9,8 @@ import pytest
 
 from engine.core.timing import PARTS
 from glasshouse.client.callbacks import Callback
-from glasshouse.spec import data, guards, metrics, preparing, probes, training
-from glasshouse.spec.augmenting import Augment
+from glasshouse.spec import data, guards, metrics, preprocessing, probes, training
+from glasshouse.spec.augmentation import Augment
 from glasshouse.spec.network import Layer
 from glasshouse.spec.presets import PRESETS
 from models.access.quotas import NAMES
@@ -58,10 +58,10 @@ LISTS: dict[str, tuple[str, str, set[str]]] = {
     "normalizations": (
         "concepts/datasets.md",
         "| `type` | a value becomes |",
-        choices(preparing.Normalize, "type"),
+        choices(preprocessing.Normalize, "type"),
     ),
     "augmentations": ("concepts/datasets.md", "| `type` | arguments |", tags(Augment)),
-    "windows": ("concepts/datasets.md", "| `type` | columns |", tags(preparing.Windows)),
+    "windows": ("concepts/datasets.md", "| `type` | columns |", tags(preprocessing.Windows)),
     "metrics": ("concepts/derived.md", "| type | of | what |", {*metrics.OWN}),
     "presets": ("concepts/presets.md", "| preset |", {*PRESETS}),
     "kinds of tensors": ("concepts/watching.md", "| kind |", {*get_args(probes.TensorKind)}),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from engine.core.snapshot import take
 from engine.data.augmentation.augmenting import Augmenting
 from engine.data.columns.staging import gathered
-from glasshouse.spec.augmenting import Augment
+from glasshouse.spec.augmentation import Augment
 from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.making import captured, losses, run, spec

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from engine.probes.statistics import plain_torch, triton_check
-from glasshouse.bins import bins_of
+from glasshouse.histogram_bins import bins_of
 from tests.unit.engine.test_kernel import agree, tensors
 from tests.unit.engine.test_watching import _tensors, by_numpy
 

@@ -12,7 +12,7 @@ from torch.nn.functional import grid_sample
 
 from engine.data.augmentation.flips_and_crops import filling
 from engine.data.augmentation.random_numbers import RowRandom, between
-from glasshouse.spec.augmenting import AffineArgs, RotationArgs
+from glasshouse.spec.augmentation import AffineArgs, RotationArgs
 
 
 def rotate(x_BCHW: Tensor, chance: RowRandom, args: RotationArgs) -> Tensor:

@@ -15,7 +15,7 @@ from engine.data.augmentation.erasing import add_noise, erase
 from engine.data.augmentation.flips_and_crops import crop, flip_horizontally, flip_vertically
 from engine.data.augmentation.random_numbers import RowRandom, key_of
 from glasshouse.spec import DenseField, Field
-from glasshouse.spec.augmenting import Augment
+from glasshouse.spec.augmentation import Augment
 
 Change = Callable[[Tensor], Tensor]
 

@@ -7,7 +7,7 @@ from engine.core.problems import Findings
 from engine.data.augmentation.flips_and_crops import sides
 from engine.network.shapes import FieldShape
 from glasshouse.spec import DenseField, Field
-from glasshouse.spec.augmenting import (
+from glasshouse.spec.augmentation import (
     ColorJitter,
     CropArgs,
     GaussianNoise,

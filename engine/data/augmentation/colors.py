@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.data.augmentation.random_numbers import RowRandom, between
-from glasshouse.spec.augmenting import JitterArgs
+from glasshouse.spec.augmentation import JitterArgs
 
 _GRAY = (0.2989, 0.587, 0.114)
 Ends = tuple[float, float]

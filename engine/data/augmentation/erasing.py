@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.data.augmentation.flips_and_crops import filling
 from engine.data.augmentation.random_numbers import RowRandom, between
-from glasshouse.spec.augmenting import ErasingArgs, NoiseArgs
+from glasshouse.spec.augmentation import ErasingArgs, NoiseArgs
 
 TRIES = 10
 

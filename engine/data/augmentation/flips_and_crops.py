@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.data.augmentation.random_numbers import RowRandom
-from glasshouse.spec.augmenting import CropArgs, Fill, FlipArgs
+from glasshouse.spec.augmentation import CropArgs, Fill, FlipArgs
 
 
 def flip_horizontally(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:

@@ -20,7 +20,7 @@ from glasshouse.spec import (
     SparseFloatField,
     Vocabulary,
 )
-from glasshouse.spec.preparing import NUM_RESERVED, Unit
+from glasshouse.spec.preprocessing import NUM_RESERVED, Unit
 
 _INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool"}
 

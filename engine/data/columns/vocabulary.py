@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.data.columns.ragged import RaggedColumn
 from engine.data.columns.table import TextColumn
 from glasshouse.spec import Vocabulary
-from glasshouse.spec.preparing import NUM_RESERVED, Unit
+from glasshouse.spec.preprocessing import NUM_RESERVED, Unit
 
 UNKNOWN = 1
 LINE_END = "\n"

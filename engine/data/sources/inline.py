@@ -26,7 +26,7 @@ from glasshouse.spec import (
     IntegerField,
     IntegerSequenceField,
 )
-from glasshouse.spec.preparing import Unit
+from glasshouse.spec.preprocessing import Unit
 
 _EXACT_PLACES = 1 << 24
 """The number of integers that float32 represents exactly."""

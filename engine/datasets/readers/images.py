@@ -28,7 +28,7 @@ from engine.datasets.writer import (
     TextColumnWriter,
 )
 from glasshouse.errors import InvalidDataset
-from glasshouse.spec.preparing import MAX_CLASSES
+from glasshouse.spec.preprocessing import MAX_CLASSES
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 MAX_IMAGES = 200_000

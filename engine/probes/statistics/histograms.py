@@ -8,8 +8,8 @@ from torch import Tensor
 from engine.probes.statistics.native_kernel import NUM_FIGURES, Histogram
 from engine.probes.statistics.plain_torch import sparse
 from engine.probes.statistics.summarize import Counts, Figures
-from glasshouse.bins import NUM_BINS, quantiles
 from glasshouse.events import STATS_COLUMNS
+from glasshouse.histogram_bins import NUM_BINS, quantiles
 
 _LOW, _HIGH = STATS_COLUMNS.index("min") - 2, STATS_COLUMNS.index("max") - 2
 NUM_NUMBERS = NUM_FIGURES + NUM_BINS

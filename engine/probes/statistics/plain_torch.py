@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.probes.statistics.native_kernel import Histogram
-from glasshouse.bins import NUM_BINS
+from glasshouse.histogram_bins import NUM_BINS
 
 _LARGEST = torch.finfo(torch.float32).max
 _AS_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)

@@ -4,7 +4,7 @@ All except ``zeros``, ``nan`` and ``inf`` are over the finite values, and NaN if
 ``std`` is the population's; ``zeros`` is a fraction; ``nan`` and ``inf`` are counts. Sums are
 accumulated in float64. CPU tensors use the native kernel if it was built, CUDA tensors the Triton
 kernel if Triton is available, and all others plain torch; tests hold the three equal. The bins of
-histograms are those of ``glasshouse.bins``.
+histograms are those of ``glasshouse.histogram_bins``.
 """
 
 from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.probes.statistics.native_kernel import NUM_FIGURES, is_dense
-from glasshouse.bins import NUM_BINS
+from glasshouse.histogram_bins import NUM_BINS
 
 TYPES = {
     torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16,

@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 import httpx2
 
 from glasshouse.client.address import find_service
-from glasshouse.client.aio.inferring import AsyncInferring
+from glasshouse.client.aio.inference import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.aio.resources import (

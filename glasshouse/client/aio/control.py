@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from glasshouse.client.accepting import moved
 from glasshouse.client.aio.records import AsyncRecord
-from glasshouse.client.stopping import StopLimit
+from glasshouse.client.arguments import moved
+from glasshouse.client.early_stop import StopLimit
 
 
 class AsyncCommand(AsyncRecord):

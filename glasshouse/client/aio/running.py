@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import httpx2
 
 from glasshouse.client.address import Address
-from glasshouse.client.card import Card
+from glasshouse.client.job_card import Card
 from glasshouse.errors import APIConnectionError
 
 Result = TypeVar("Result")

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from glasshouse.client.accepting import accept
 from glasshouse.client.aio.records import AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets
 from glasshouse.client.aio.running import in_thread
+from glasshouse.client.arguments import accept
 from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
 from glasshouse.client.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
-from glasshouse.client.modules.naming import with_rates
+from glasshouse.client.modules.weight_names import with_rates
 from glasshouse.client.sources import (
     arguments_of,
     declared,
@@ -62,7 +62,7 @@ class AsyncTrainer:
         self, module: Any, data: Document, options: TrainOptions
     ) -> "tuple[Traced, Document]":
         """Trace a module and upload its weights; return the trace and ``init`` of the spec."""
-        from glasshouse.client.modules.preparing import trace_for  # noqa: PLC0415 (imports torch)
+        from glasshouse.client.modules.sample_batches import trace_for  # noqa: PLC0415 (imports torch)
 
         dataset = await self._datasets.get(data["train"]["dataset"])
         fields = with_shapes(data["fields"], dataset)

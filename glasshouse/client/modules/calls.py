@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.source_lines import Stopped
 from glasshouse.client.modules.values import Fixed, Ref
 
 Caller = Any  # Call of converting.py, which imports this

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.source_lines import Stopped
 
 _NEVER = {"device", "dtype", "_weight", "_freeze", "_random_samples", "size_average", "reduce"}
 _NOT_LAYERS = (

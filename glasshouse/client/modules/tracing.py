@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from glasshouse.client.modules.comparing import compare
-from glasshouse.client.modules.converting import Converter
-from glasshouse.client.modules.drawing import Document, Drawing
+from glasshouse.client.modules.conversion import Converter
+from glasshouse.client.modules.graph_builder import Document, Drawing
 from glasshouse.client.modules.layers import check_module, is_layer
-from glasshouse.client.modules.misfits import misfit
-from glasshouse.client.modules.refusing import (
+from glasshouse.client.modules.size_errors import misfit
+from glasshouse.client.modules.source_lines import (
     Stopped,
     place_in_text,
     place_in_traceback,
     refusal,
 )
 from glasshouse.client.modules.values import Ref
+from glasshouse.client.modules.verification import compare
 from glasshouse.errors import CannotTrace
 
 Samples = Sequence[Mapping[str, Tensor]]

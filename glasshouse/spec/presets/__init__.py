@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
+from glasshouse.spec.error_messages import translated
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.presets.cbow import Cbow, cbow
 from glasshouse.spec.presets.lstm_classifier import LstmClassifier, lstm_classifier
@@ -21,7 +22,6 @@ from glasshouse.spec.presets.transformer_classifier import (
 )
 from glasshouse.spec.presets.transformer_lm import TransformerLm, transformer_lm
 from glasshouse.spec.strict import Args, Spec
-from glasshouse.spec.wording import translated
 
 PresetName = Literal[
     "cbow",

@@ -1,7 +1,7 @@
 """Blocks that several presets use."""
 
 from glasshouse.spec.network import Layer
-from glasshouse.spec.presets.drawing import dropout, layer
+from glasshouse.spec.presets.layers import dropout, layer
 
 
 def transformer_block(  # noqa: PLR0913 (a block has this many)

@@ -1,7 +1,7 @@
 """The word embedding model of PaddlePaddle's FAQ: predicts a word from its neighbors."""
 
 from glasshouse.spec.network import Graph
-from glasshouse.spec.presets.drawing import Size, Source, layer
+from glasshouse.spec.presets.layers import Size, Source, layer
 from glasshouse.spec.strict import Spec
 
 

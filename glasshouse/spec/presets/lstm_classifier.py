@@ -3,7 +3,7 @@
 from typing import Literal
 
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, dropout, layer
+from glasshouse.spec.presets.layers import Depth, Rate, Size, Source, dropout, layer
 from glasshouse.spec.strict import Spec
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field as Constraint
 
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.presets.drawing import Rate, Size, dropout, layer
+from glasshouse.spec.presets.layers import Rate, Size, dropout, layer
 from glasshouse.spec.strict import Spec
 
 

@@ -1,7 +1,7 @@
 """The network of PaddlePaddle's MNIST notes."""
 
 from glasshouse.spec.network import Graph
-from glasshouse.spec.presets.drawing import Size, layer
+from glasshouse.spec.presets.layers import Size, layer
 from glasshouse.spec.strict import Spec
 
 

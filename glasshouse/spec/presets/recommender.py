@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field as Constraint
 
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.presets.drawing import Size, Source, layer
+from glasshouse.spec.presets.layers import Size, Source, layer
 from glasshouse.spec.strict import Spec
 
 

@@ -1,7 +1,7 @@
 """A residual network for images."""
 
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.presets.drawing import Size, layer
+from glasshouse.spec.presets.layers import Size, layer
 from glasshouse.spec.strict import Spec
 
 

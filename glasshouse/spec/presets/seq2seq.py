@@ -1,7 +1,7 @@
 """Sequence to sequence: an encoder, and a decoder with attention to it."""
 
 from glasshouse.spec.network import Graph, Layer
-from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, layer
+from glasshouse.spec.presets.layers import Depth, Rate, Size, Source, layer
 from glasshouse.spec.strict import Spec
 
 

@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from glasshouse.spec.network import Graph, Layer
 from glasshouse.spec.presets.blocks import transformer_block
-from glasshouse.spec.presets.drawing import Depth, Rate, Size, Source, dropout, layer
+from glasshouse.spec.presets.layers import Depth, Rate, Size, Source, dropout, layer
 from glasshouse.spec.strict import Spec, WrongAt
 
 

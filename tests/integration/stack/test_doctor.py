@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from glasshouse.cli.diagnosis import FIX_READY
+from glasshouse.cli.doctor import FIX_READY
 from glasshouse.cli.processes import ROOT
 from models.access import webhooks
 from models.database import Database

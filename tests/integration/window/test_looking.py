@@ -19,9 +19,9 @@ from api.rendering import tensors
 from api.schemas import inspection
 from engine.metrics.torch_metrics import metric_classes
 from glasshouse import jsonio
-from glasshouse.direction import direction_of
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.ids import new_id
+from glasshouse.metric_direction import direction_of
 from glasshouse.spec import Probe
 from glasshouse.spec.metrics import OWN
 from models.database import Database

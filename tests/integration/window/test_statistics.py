@@ -14,7 +14,7 @@ from nanoarrow import ipc
 from PIL import Image
 
 from api.schemas import inspection
-from glasshouse import bins
+from glasshouse import histogram_bins
 from models.jobs.shipments import Batch
 from models.observations.stats import QUANTILES, STATISTICS
 from tests.integration.window.scene import Writer, checked, problem
@@ -36,7 +36,7 @@ def csv_rows(answer: httpx2.Response) -> list[dict[str, str]]:
 
 
 def counted(values: np.ndarray) -> list[list[int]]:
-    numbers, counts = np.unique(bins.bins_of(values), return_counts=True)
+    numbers, counts = np.unique(histogram_bins.bins_of(values), return_counts=True)
     return [numbers.tolist(), counts.tolist()]
 
 
@@ -54,7 +54,7 @@ def watched(writer: Writer, tensors: list[np.ndarray]) -> str:
         record = stats_record(step, [["conv1", "output", float(step), *[0.5] * 8]])
         record["histograms"] = [["conv1", "output", *counted(values)]]
         if step % 2 == 0:
-            found = np.quantile(values, list(bins.QUANTILES.values())).tolist()
+            found = np.quantile(values, list(histogram_bins.QUANTILES.values())).tolist()
             record["quantiles"] = [["conv1", "output", *found]]
         writer.ship(Batch(stats=[record]))
     return f"/jobs/{writer.job.id}"

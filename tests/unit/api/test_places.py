@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from glasshouse.spec import TrainJob, parse_job
-from glasshouse.spec.wording import problems_in
+from glasshouse.spec.error_messages import problems_in
 from tests.unit.engine.making import spec
 
 PLACES = [

@@ -5,12 +5,12 @@ import numpy as np
 from api.rendering.drawing import histograms
 from api.routes.plots import literal, spread
 from api.routes.stats import share_edges
-from glasshouse import bins
+from glasshouse import histogram_bins
 from models.observations.stats_bytes import Histograms
 
 
 def counted(steps: list[np.ndarray]) -> Histograms:
-    every = [np.unique(bins.bins_of(values), return_counts=True) for values in steps]
+    every = [np.unique(histogram_bins.bins_of(values), return_counts=True) for values in steps]
     return Histograms(
         np.arange(len(steps)),
         np.array([len(numbers) for numbers, _ in every]),

@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 import glasshouse
 from api.submission.start import merged
-from glasshouse.cli import diagnosis, main
+from glasshouse.cli import doctor, main
 from glasshouse.cli.processes import ROOT
-from glasshouse.client.accepting import device_of
+from glasshouse.client.arguments import device_of
 from tests.little_service import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
@@ -503,14 +503,14 @@ def test_a_home_in_which_nothing_has_run_is_told_and_no_other_is_taken(
 
 
 def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(diagnosis, "ROOT", tmp_path)
-    found = diagnosis.page(tmp_path)
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    found = doctor.page(tmp_path)
     assert (found.state, found.detail) == ("warn", "is not built")
     assert "make page" in str(found.fix)
     index = tmp_path / "dashboard" / "dist" / "index.html"
     index.parent.mkdir(parents=True)
     index.touch()
-    found = diagnosis.page(tmp_path)
+    found = doctor.page(tmp_path)
     assert (found.state, found.detail) == ("ok", str(index.parent))
 
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.callbacks import NAMES
-from glasshouse.client.stopping import StopLimit
+from glasshouse.client.early_stop import StopLimit
 from tests.little_service import Serve, answer, job, job_of, problem
 from tests.unit.client.test_stream import Streamed
 

@@ -17,11 +17,11 @@ from engine.network.network import Network
 from engine.network.shapes import layer_parameters
 from glasshouse import jsonio
 from glasshouse.client.modules.layers import arguments_of
-from glasshouse.client.modules.naming import names_in_module
-from glasshouse.client.modules.preparing import match, trace_for
-from glasshouse.client.modules.rebuilding import Rebuilt
-from glasshouse.client.modules.reshaping import reshaping
+from glasshouse.client.modules.plain_torch import Rebuilt
+from glasshouse.client.modules.reshapes import reshaping
+from glasshouse.client.modules.sample_batches import match, trace_for
 from glasshouse.client.modules.tracing import Traced
+from glasshouse.client.modules.weight_names import names_in_module
 from glasshouse.spec import Graph
 from tests.unit.client.own_modules import CASES, Case, dense
 

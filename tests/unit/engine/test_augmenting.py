@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.data.augmentation.augmenting import _APPLIED, Augmenting
 from engine.data.augmentation.random_numbers import RowRandom, _mixed, key_of
-from glasshouse.spec.augmenting import Augment
+from glasshouse.spec.augmentation import Augment
 from tests.unit.engine.vision import functional
 
 ROWS = torch.arange(7) * 5 + 3

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from engine.probes.tensors.slices import SliceTooLarge, TensorPart, kept, num_bytes, parts, take
-from glasshouse.bins import QUANTILES, RELATIVE_ERROR, bins_of
+from glasshouse.histogram_bins import QUANTILES, RELATIVE_ERROR, bins_of
 from glasshouse.slices import BadSlice, parse
 from glasshouse.spec import Probe
 from tests.unit.api.test_slices import PARTS, write

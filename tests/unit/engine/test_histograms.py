@@ -17,7 +17,7 @@ from engine.probes.statistics import native_kernel, plain_torch
 from engine.probes.statistics.histograms import TensorHistogram, landed, on_device, told
 from engine.probes.statistics.native_kernel import TYPES, Kernel
 from engine.probes.statistics.summarize import summarize
-from glasshouse.bins import bins_of, quantiles
+from glasshouse.histogram_bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
 from tests.unit.engine.making import of_type, run, spec

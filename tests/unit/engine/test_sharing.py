@@ -134,4 +134,4 @@ def test_a_call_that_does_not_fit_is_named():
 
 def test_a_layer_without_a_type_is_refused_at_its_place():
     found = errors(spec(network={"layers": [{"name": "flat"}]}))
-    assert found["/network/layers/0/type"] .startswith("this field is required: A class of torch.nn")
+    assert found["/network/layers/0/type"].startswith("this field is required: A class of torch.nn")

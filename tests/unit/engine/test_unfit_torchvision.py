@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli import diagnosis
+from glasshouse.cli import doctor
 from tests.unit.engine.making import spec
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ def test_the_planner_refuses_what_needs_torchmetrics_by_name_and_answers_all_els
 
 @pytest.mark.usefixtures("unfit")
 def test_the_doctor_says_which_package_fails_and_what_to_do(tmp_path: Path):
-    found = diagnosis.metrics(tmp_path)
+    found = doctor.metrics(tmp_path)
     assert (found.name, found.state) == ("metrics", "fail")
     assert "torchmetrics imports torchvision" in found.detail
     assert "operator torchvision::nms does not exist" in found.detail
@@ -81,7 +81,7 @@ def test_the_doctor_says_which_package_fails_and_what_to_do(tmp_path: Path):
 
 def test_the_doctor_says_which_torchmetrics_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = diagnosis.metrics(tmp_path)
+    found = doctor.metrics(tmp_path)
     assert (found.state, found.fix) == ("ok", None)
     assert found.detail.startswith("torchmetrics 1.")
 
@@ -89,7 +89,7 @@ def test_the_doctor_says_which_torchmetrics_works(tmp_path: Path, monkeypatch: p
 def test_the_doctor_refuses_nothing_that_only_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(diagnosis, "ENGINE_TIMEOUT_S", 0.01)
-    found = diagnosis.metrics(tmp_path)
+    monkeypatch.setattr(doctor, "ENGINE_TIMEOUT_S", 0.01)
+    found = doctor.metrics(tmp_path)
     assert found.state == "warn"
     assert "cannot be asked" in found.detail

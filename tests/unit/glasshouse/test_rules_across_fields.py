@@ -10,12 +10,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from glasshouse import spec
+from glasshouse.spec.error_locations import place_of, pointer
+from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.jobs import JobSpec
-from glasshouse.spec.places import place_of, pointer
 from glasshouse.spec.strict import WrongAt
 from glasshouse.spec.uploads import UploadedNetwork
-from glasshouse.spec.wording import problems_in
-from tests.unit.glasshouse.test_wording import TRAIN
+from tests.unit.glasshouse.test_error_messages import TRAIN
 
 SPEC = Path(spec.__file__).parent
 BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glasshouse.client.modules.rebuilding import build
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.plain_torch import build
+from glasshouse.client.modules.source_lines import Stopped
 from glasshouse.client.modules.values import Fixed, Ref, Varying
 
 Document = dict[str, Any]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.cli import ages, main
+from glasshouse.cli import durations, main
 from glasshouse.cli.broker import StackError
 from glasshouse.cli.stack import make_home
 from glasshouse.client.address import find_service
@@ -221,16 +221,16 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
     [(0, "0 s"), (99, "99 s"), (100, "2 min"), (7199, "120 min"), (7200, "2 h"), (172_800, "2 d")],
 )
 def test_a_time_is_told_in_its_largest_unit(seconds: float, text: str):
-    assert ages.short(seconds) == text
+    assert durations.short(seconds) == text
 
 
 def test_a_duration_leaves_pauses_out_and_ends_with_the_job():
     times: dict[str, Any] = {"started_at": "2026-11-20T11:00:00.000Z", "paused_s": 600.0}
-    assert ages.lasted(times, NOW) == "50 min"
-    assert ages.lasted(times | {"ended_at": "2026-11-20T11:20:00.000Z"}, NOW) == "10 min"
-    assert ages.lasted(times | {"paused_at": "2026-11-20T11:30:00.000Z"}, NOW) == "20 min"
-    assert ages.lasted({"started_at": None}) is None
-    assert ages.age("2026-11-20T11:59:00.000Z", NOW) == "60 s"
+    assert durations.lasted(times, NOW) == "50 min"
+    assert durations.lasted(times | {"ended_at": "2026-11-20T11:20:00.000Z"}, NOW) == "10 min"
+    assert durations.lasted(times | {"paused_at": "2026-11-20T11:30:00.000Z"}, NOW) == "20 min"
+    assert durations.lasted({"started_at": None}) is None
+    assert durations.age("2026-11-20T11:59:00.000Z", NOW) == "60 s"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_duration_leaves_pauses_out_and_ends_with_the_job():
     ],
 )
 def test_the_best_of_a_job_is_of_its_evaluations(summary: dict[str, Any], best: str | None):
-    assert ages.best(summary) == best
+    assert durations.best(summary) == best
 
 
 def test_submit_says_the_name_and_the_page(run: Run, tmp_path: Path):

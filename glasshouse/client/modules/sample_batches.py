@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glasshouse.client.modules.naming import is_lengths
 from glasshouse.client.modules.tracing import Traced, trace
+from glasshouse.client.modules.weight_names import is_lengths
 from glasshouse.errors import CannotTrace
 
 Fields = Mapping[str, Mapping[str, Any]]

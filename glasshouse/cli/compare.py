@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from glasshouse.cli import ages, completing, naming, output
+from glasshouse.cli import completion, durations, output, references
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Job
 from glasshouse.events import is_upkeep
@@ -17,8 +17,8 @@ _MOST = 60
 def compare(
     jobs: Annotated[
         list[str],
-        completing.named(
-            "JOB JOB…", completing.jobs, "Two or more job ids or id prefixes, names, or 'last'."
+        completion.named(
+            "JOB JOB…", completion.jobs, "Two or more job ids or id prefixes, names, or 'last'."
         ),
     ],
     json: Json = False,
@@ -27,7 +27,7 @@ def compare(
     if len(jobs) < 2:
         raise typer.BadParameter("pass two or more jobs", param_hint="JOB")
     with Client() as client:
-        ids = dict.fromkeys(naming.job_id(client, job) for job in jobs)
+        ids = dict.fromkeys(references.job_id(client, job) for job in jobs)
         found = [client.jobs.get(job) for job in ids]
         specs = [_flat(job.spec()) for job in found]
         address = f"{client.url}/compare?jobs={','.join(ids)}"
@@ -43,7 +43,7 @@ def compare(
     output.table(["id", "name"], ([job.id, job.data.get("name")] for job in found), short={"name"})
     output.line("")
     rows = [["state", *(job.state for job in found)]]
-    rows += [["duration", *(ages.lasted(job.data) for job in found)]]
+    rows += [["duration", *(durations.lasted(job.data) for job in found)]]
     for name, of_jobs in metrics.items():
         for word in ("last", "min", "max"):
             rows.append(

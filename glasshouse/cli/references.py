@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from glasshouse.client import Client
 from glasshouse.errors import NotFoundError
-from glasshouse.nearest import did_you_mean
+from glasshouse.suggestions import did_you_mean
 
 LAST = "last"
 _WHOLE = re.compile(r"(job|ds|ckpt)_[0-9a-z]{26}")

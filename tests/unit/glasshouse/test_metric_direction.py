@@ -3,7 +3,7 @@
 import pytest
 
 from engine.metrics.torch_metrics import metric_classes
-from glasshouse.direction import direction_of
+from glasshouse.metric_direction import direction_of
 
 NAMES = {
     "loss": "min",

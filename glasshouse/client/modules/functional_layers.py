@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from glasshouse.client.modules.calls import KNOWN, Caller, known
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.source_lines import Stopped
 from glasshouse.client.modules.values import Ref
 
 _AS_LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {

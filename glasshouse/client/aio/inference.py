@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from glasshouse.client.accepting import inputs_of, settle_device
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets, AsyncJobs
 from glasshouse.client.aio.running import in_thread
+from glasshouse.client.arguments import inputs_of, settle_device
 from glasshouse.client.sources import first_split
 from glasshouse.client.tensors import Array
 from glasshouse.client.training import (

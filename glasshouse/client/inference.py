@@ -1,10 +1,10 @@
-# Made from glasshouse/client/aio/inferring.py by .ci/twins.py: change that file.
+# Made from glasshouse/client/aio/inference.py by .ci/twins.py: change that file.
 """The implementation of `Client.infer`: upload inputs, run a job, download its outputs."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
-from glasshouse.client.accepting import inputs_of, settle_device
+from glasshouse.client.arguments import inputs_of, settle_device
 from glasshouse.client.job import Job
 from glasshouse.client.records import Checkpoint, Dataset
 from glasshouse.client.resources import Checkpoints, Datasets, Jobs

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from glasshouse.cli.view import JobView, sparkline
+from glasshouse.cli.job_view import JobView, sparkline
 from glasshouse.events import STATS_COLUMNS
 from tests.little_service import job
 

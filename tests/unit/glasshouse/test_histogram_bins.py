@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from glasshouse.bins import (
+from glasshouse.histogram_bins import (
     NUM_BINS,
     QUANTILES,
     RELATIVE_ERROR,

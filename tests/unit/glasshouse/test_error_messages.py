@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from glasshouse import spec
 from glasshouse.errors import FieldProblem
-from glasshouse.spec import augmenting
-from glasshouse.spec.wording import problems_in
+from glasshouse.spec import augmentation
+from glasshouse.spec.error_messages import problems_in
 
 WRONG: tuple[Any, ...] = (
     *(None, True, "auto", "", -1, 0, 1.5, 10**30, 1e300, "NaN", "x" * 10_000),
@@ -49,7 +49,7 @@ def told(model: type[BaseModel], body: Any) -> list[FieldProblem]:
 
 
 def test_all_models_are_tried():
-    assert {spec.Data, spec.IntegerField, spec.Probe, augmenting.CropArgs} <= set(models())
+    assert {spec.Data, spec.IntegerField, spec.Probe, augmentation.CropArgs} <= set(models())
     assert len(models()) > 50
 
 

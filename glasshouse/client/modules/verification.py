@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glasshouse.client.modules.naming import names_in_module
-from glasshouse.client.modules.rebuilding import Rebuilt
+from glasshouse.client.modules.plain_torch import Rebuilt
+from glasshouse.client.modules.weight_names import names_in_module
 from glasshouse.errors import CannotTrace
 
 _SEED = 20_261_122

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.source_lines import Stopped
 from glasshouse.client.modules.values import Fixed, Packed, Ref, Varying, Weight, parts_of
 
 

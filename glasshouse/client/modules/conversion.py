@@ -7,12 +7,12 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from glasshouse.client.modules import calls, layers
-from glasshouse.client.modules.as_layers import KNOWN
-from glasshouse.client.modules.drawing import Drawing, trainable
-from glasshouse.client.modules.rebuilding import call_packed, leaves
-from glasshouse.client.modules.refusing import Stopped
-from glasshouse.client.modules.reshaping import reshaping
-from glasshouse.client.modules.taking import inputs_of, pack, unpack
+from glasshouse.client.modules.call_inputs import inputs_of, pack, unpack
+from glasshouse.client.modules.functional_layers import KNOWN
+from glasshouse.client.modules.graph_builder import Drawing, trainable
+from glasshouse.client.modules.plain_torch import call_packed, leaves
+from glasshouse.client.modules.reshapes import reshaping
+from glasshouse.client.modules.source_lines import Stopped
 from glasshouse.client.modules.values import (
     Fixed,
     Packed,

@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glasshouse.errors import FieldProblem
-from glasshouse.nearest import did_you_mean, either
-from glasshouse.spec.places import place_of, pointer
+from glasshouse.spec.error_locations import place_of, pointer
 from glasshouse.spec.strict import NAME_PATTERN
+from glasshouse.suggestions import did_you_mean, either
 
 Entry = Mapping[str, Any]
 """One of ``ValidationError.errors()``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from glasshouse import jsonio
 from glasshouse.cli.output import figure
-from glasshouse.direction import direction_of
+from glasshouse.metric_direction import direction_of
 
 
 def age(created_at: str, now: datetime | None = None) -> str:

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from glasshouse.cli import exits, output
-from glasshouse.cli.view import JobView
+from glasshouse.cli import exit_codes, output
+from glasshouse.cli.job_view import JobView
 from glasshouse.client import Job
 
 LINE_EVERY_S = 1.0
@@ -23,7 +23,7 @@ def detaching(job_id: str) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         output.tell(f"detached; the job continues: glasshouse watch {job_id}")
-        raise typer.Exit(exits.DETACHED) from None
+        raise typer.Exit(exit_codes.DETACHED) from None
 
 
 def follow(job: Job, *, to_stderr: bool) -> None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
-from glasshouse.client.asking import as_probe
 from glasshouse.client.modules import is_module
+from glasshouse.client.probe_specs import as_probe
 from glasshouse.client.training import Document, TrainOptions
-from glasshouse.nearest import did_you_mean, either
 from glasshouse.spec.presets import PRESETS
+from glasshouse.suggestions import did_you_mean, either
 
 _DEVICES = ("auto", "cpu", "cuda")
 _OBJECTS = ("loss", "optimizer", "scheduler")
@@ -148,9 +148,9 @@ def _filled(document: Document, name: str) -> Document:
 def _described_object(value: Any, name: str) -> Document:
     if "torch" not in sys.modules:
         raise TypeError(f"{name}: pass a torch class name or a dict instead of {_shown(value)}")
-    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+    from glasshouse.client.modules import torch_objects  # noqa: PLC0415 (imports torch)
 
-    return objects.describe(value, cast("objects.What", name))
+    return torch_objects.describe(value, cast("torch_objects.What", name))
 
 
 def _rates(network: Any, options: Document) -> Mapping[str, tuple[float | None, float | None]]:
@@ -159,9 +159,9 @@ def _rates(network: Any, options: Document) -> Mapping[str, tuple[float | None, 
     given = cast("Document", given).get("type") if isinstance(given, Mapping) else given
     if not hasattr(given, "param_groups"):
         return {}
-    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+    from glasshouse.client.modules import torch_objects  # noqa: PLC0415 (imports torch)
 
-    return objects.rates_by_parameter(given, network)
+    return torch_objects.rates_by_parameter(given, network)
 
 
 def _probes(given: Any) -> Any:
@@ -184,18 +184,18 @@ def _unloaded(data: Any, options: Document) -> Any:
     """The dataset of a ``DataLoader``; its batch size and order become defaults of options."""
     if not _is_loader(data):
         return data
-    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+    from glasshouse.client.modules import torch_objects  # noqa: PLC0415 (imports torch)
 
-    loaded = objects.read_loader(data)
+    loaded = torch_objects.read_loader(data)
     for name, value in loaded.options.items():
         options.setdefault(name, value)
     return loaded.dataset
 
 
 def _dataset_of(loader: Any) -> Any:
-    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+    from glasshouse.client.modules import torch_objects  # noqa: PLC0415 (imports torch)
 
-    return objects.read_loader(loader).dataset
+    return torch_objects.read_loader(loader).dataset
 
 
 def inputs_of(inputs: Any) -> Any:
@@ -206,9 +206,9 @@ def inputs_of(inputs: Any) -> Any:
     """
     if not _is_loader(inputs):
         return inputs
-    from glasshouse.client.modules import objects  # noqa: PLC0415 (imports torch)
+    from glasshouse.client.modules import torch_objects  # noqa: PLC0415 (imports torch)
 
-    loaded = objects.read_loader(inputs)
+    loaded = torch_objects.read_loader(inputs)
     if loaded.options["shuffle"]["enabled"] or loaded.options.get("drop_last"):
         raise TypeError("inputs: the DataLoader shuffles or drops rows: pass its dataset instead")
     return loaded.dataset

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.client.card import Card, sparkline
+from glasshouse.client.job_card import Card, sparkline
 from tests.little_service import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]

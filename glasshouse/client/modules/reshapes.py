@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from glasshouse.client.modules.refusing import Stopped
+from glasshouse.client.modules.source_lines import Stopped
 
 Shape = tuple[int, ...]
 Change = tuple[str, dict[str, Any]]

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.cli import completing, main
+from glasshouse.cli import completion, main
 from tests.little_service import Serve, job, listing
 
 Complete = Callable[..., list[str]]
@@ -74,7 +74,7 @@ def test_a_service_that_is_away_or_refuses_offers_nothing_and_says_nothing(
 def test_a_service_that_does_not_answer_is_not_waited_for(
     complete: Complete, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(completing, "WITHIN_S", 0.02)
+    monkeypatch.setattr(completion, "WITHIN_S", 0.02)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

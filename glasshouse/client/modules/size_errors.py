@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from glasshouse.client.modules.converting import Converter
+from glasshouse.client.modules.conversion import Converter
 from glasshouse.client.modules.values import parts_of
 
 

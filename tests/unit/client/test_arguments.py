@@ -26,12 +26,12 @@ from engine.losses.losses import build_loss, loss_classes
 from engine.optim.lr_schedulers import build_scheduler, scheduler_classes
 from engine.optim.optimizers import build_optimizer, optimizer_classes
 from glasshouse import jsonio
-from glasshouse.client.accepting import accept, device_of
-from glasshouse.client.modules.naming import with_rates
-from glasshouse.client.modules.objects import describe
+from glasshouse.client.arguments import accept, device_of
+from glasshouse.client.modules.torch_objects import describe
+from glasshouse.client.modules.weight_names import with_rates
 from glasshouse.client.training import train_spec
-from glasshouse.nearest import nearest
 from glasshouse.spec import Loss, Optimizer, parse_job
+from glasshouse.suggestions import nearest
 from tests.little_service import answer, job
 from tests.unit.client.test_training import LAYERS, Recorder, checked
 
