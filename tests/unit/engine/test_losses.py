@@ -145,7 +145,7 @@ def test_a_job_can_be_judged_by_one_of_them():
         ([CLASSES, {**REBUILD, "inputs": ["flat", "flat"]}], "/loss/1/inputs", "no parameter"),
         ([CLASSES, {**REBUILD, "weight": 0}], "/loss/1/weight", "greater than 0"),
         ([CLASSES, {**REBUILD, "wait": 1}], "/loss/1/wait", "no such field"),
-        ([CLASSES, {"type": "MSELoss"}], "/loss/1/inputs", "missing"),
+        ([CLASSES, {"type": "MSELoss"}], "/loss/1/inputs", "this field is required"),
         ([REBUILD, SUMMED], "/loss/1/name", "two losses are named 'MSELoss'"),
     ],
 )

@@ -313,7 +313,7 @@ def refusals() -> list[Any]:
     beside = {**ADAMW, "sparse": SPARSE["SparseAdam"]}
     return [
         ({**ADAMW, "sparse": {"type": "Adam"}}, [BAG, FC], "/optimizer/sparse/type", "SparseAdam"),
-        ({**ADAMW, "sparse": {}}, [BAG, FC], "/optimizer/sparse/type", "missing"),
+        ({**ADAMW, "sparse": {}}, [BAG, FC], "/optimizer/sparse/type", "this field is required"),
         ({**ADAMW, "sparse": {"type": "SGD", "l1": 1.0}}, [BAG, FC], "/optimizer/sparse/l1", ""),
         (
             {**ADAMW, "sparse": {"type": "SparseAdam", "args": {"lr": -1.0}}},
