@@ -23,7 +23,7 @@ from api.app_state import AppState
 from api.http.connections import connection_of
 from api.http.middleware import is_loopback
 from glasshouse import jsonio
-from glasshouse.lifeline import follow_lifeline
+from glasshouse.lifeline import await_start, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
 from models import keys, startup
 from models.database import Database
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     given = parser.parse_args(arguments)
+    await_start()
     settings = Settings()
     host = given.host or settings.host
     if problem := refuse_to_start(settings) or refuse_to_bind(host, settings):

@@ -1,4 +1,4 @@
-"""The lifeline of a process: a pipe that closes when the parent process is gone."""
+"""Pipes from a parent process: one that closes when it is gone, one that closes to start."""
 
 import faulthandler
 import os
@@ -8,6 +8,21 @@ from collections.abc import Callable
 
 VARIABLE = "GLASSHOUSE_LIFELINE_FD"
 """The file descriptor of the pipe's read end, for a process that must end with its parent."""
+
+START_VARIABLE = "GLASSHOUSE_START_FD"
+"""The file descriptor of a pipe's read end, for a process that is started before it may begin."""
+
+
+def await_start() -> None:
+    """Wait until the parent process closes its end of the start pipe, if it has passed one.
+
+    A process that takes seconds to import its modules can so be started before what it needs, for
+    example the migrated database, is there.
+    """
+    handle = os.environ.pop(START_VARIABLE, None)
+    if handle is not None:
+        with open(int(handle), "rb") as pipe:
+            pipe.read()
 
 
 def follow_lifeline(end: Callable[[], None], *, within_s: float) -> None:

@@ -87,8 +87,9 @@ def main() -> int:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Database(settings.database)
     with database.read() as tx:
-        problem = startup.newer(startup.revision(tx))
-    if problem is None:
+        found = startup.revision(tx)
+    problem = startup.newer(found)
+    if startup.mismatch(found) is not None and problem is None:
         migrate(database, lock_file=settings.home / "run" / "migrate.lock")
     database.close()
     if problem is not None:

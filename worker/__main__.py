@@ -1,305 +1,26 @@
 """One worker of the service: ``python -m worker [--name NAME]``.
 
-Celery runs in the main thread with a pool of threads. A supervisor occupies one thread while its
-attempt runs; there is one for each device, and some more so that wake-ups are always received.
+The fork server takes longest to start, because it imports torch. So it is started first, and the
+rest of the worker is imported meanwhile.
 """
 
 import argparse
-import contextlib
 import fcntl
 import gc
-import os
-import platform
 import re
-import signal
 import sys
-import threading
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 if __name__ == "__main__":
     gc.disable()  # there is no garbage yet, and looking for it takes a sixth of the import time
 
-import structlog
-from celery import signals  # pyright: ignore[reportMissingTypeStubs]
-
-from glasshouse.errors import WorkerNotFound
-from glasshouse.lifeline import end_within, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
-from models import startup
-from models.database import Database, Transaction
-from models.fleet import heartbeats, workers
-from models.fleet.notifier import DISPATCH_QUEUE, Notifier, worker_queue
-from models.fleet.workers import FoundDevice, OtherProcess
-from models.jobs import attempts
 from models.settings import Settings
-from models.storage.artifacts import open_artifacts
 from worker import process_logs
-from worker.app import NUM_WAKEUP_THREADS, make_app
-from worker.cleanup import leftovers
-from worker.cleanup.leftovers import Leftovers
-from worker.cleanup.purging import DELETED_EVERY_S, Purging
-from worker.context import WorkerContext, idle_s
-from worker.delivery.webhooks import LOOK_EVERY_S, Delivering
-from worker.devices import inventory
-from worker.ingest import Readers
-from worker.processes.fork_server import ForkServerClient, wait_for
-from worker.processes.rank_registry import RankRegistry
-from worker.signals import ShutdownSignals
-from worker.wakeups import tasks
-from worker.wakeups.canary import Canary
-from worker.wakeups.sweep import Every, Sweep, return_attempts
+from worker.processes.fork_server import ForkServerClient
 
-_log: Any = structlog.get_logger()
-
-_FORK_SERVER_START_S = 120.0
-_LATE_S = 5.0
-_LOOK_AGAIN_S = 0.5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class Worker:
-    """Starts the parts of a worker, and stops them."""
-
-    def __init__(self, settings: Settings, ending: ShutdownSignals) -> None:
-        self._settings = settings
-        self._ending = ending
-        work = settings.work / settings.worker_name
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = lock(work / "lock")
-        before = self._lock.read()
-        app = make_app(settings)
-        self._app = app
-        database = Database(
-            settings.database,
-            pool_size=settings.database_connections,
-            idle_s=idle_s(settings.lease_s),
-        )
-        fork_server = ForkServerClient(log_path=work / "fork-server.log")
-        notifier = Notifier(settings)
-        self.context = WorkerContext(
-            settings, database, open_artifacts(settings), notifier, fork_server
-        )
-        self._known = tuple(filter(None, (self.context.instance, before)))
-        """Not rivals: this process, and the one that held the lock before it and has ended."""
-        _write_anew(self._lock, self.context.instance)
-        self._register = RankRegistry(self.context.work)
-        self._devices: list[FoundDevice] = []
-        self._threads: list[Every] = []
-        self._canary = Canary(self.context)
-        self._readers = Readers(
-            settings,
-            database,
-            self.context.artifacts,
-            name=self.context.name,
-            work=self.context.work / "reading",
-            changed=notifier.job_changed,
-        )
-        tasks.hang(app, self.context, self._canary, self._readers)
-
-    def refusal(self) -> str | None:
-        """Return why this worker must not use the database, and what to do; None if it may."""
-        return startup.refusal(self._settings, self.context.database)
-
-    def run(self) -> int:
-        """Work until a signal stops it; return 0, or 1 if it could not start."""
-        stopping = self.context.stopping
-        self._ending.listen(self.stop, self.hurry)
-        try:
-            if not (self._prepare() or stopping.is_set()):
-                return 1
-            if not stopping.is_set():
-                if not self._enter():
-                    return 1
-                self._start()
-                self._celery.start()
-        finally:
-            self._leave()
-        return 0
-
-    def _prepare(self) -> bool:
-        context = self.context
-        if not self._has_name():
-            return False
-        self._register.clear()
-        context.fork_server.start()
-        self._take_inventory(first=True)
-        self._celery = self._make_celery()  # while the fork server starts
-        ready = wait_for(context.fork_server, _FORK_SERVER_START_S, context.stopping)
-        if not (ready or context.stopping.is_set()):
-            _log.error("fork_server_does_not_start", log=str(context.work / "fork-server.log"))
-        return ready
-
-    def _has_name(self) -> bool:
-        """Wait until no other process can be using this name; return False if one is.
-
-        A process that was killed leaves a heartbeat, which counts for the time of a lease. A
-        process that runs sends another one meanwhile.
-        """
-        context, first = self.context, None
-        while not context.stopping.is_set():
-            with context.database.write() as tx:
-                found = self._rival(tx)
-            if found is None:
-                return True
-            first = first or found
-            if found.beat_ms != first.beat_ms:
-                _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
-                sys.stderr.write(f"{_taken(context.name, found)}\n")
-                return False
-            if found == first:
-                _log.info("name_awaited", worker=context.name, host=found.host, pid=found.pid)
-            context.stopping.wait(_LOOK_AGAIN_S)
-        return False
-
-    def _rival(self, tx: Transaction) -> OtherProcess | None:
-        context = self.context
-        return workers.rival(tx, context.name, known=self._known, lease_ms=context.lease_ms)
-
-    def _start(self) -> None:
-        context = self.context
-        threading.Thread(target=self._drain, name="drain", daemon=True).start()
-        settings = self._settings
-        self._readers.start()
-        self._threads = [
-            Every(settings.heartbeat_s, self._beat, "heartbeat"),
-            Every(settings.sweep_s, Sweep(context), "sweep"),
-            Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
-            Every(leftovers.EVERY_S, Leftovers(context), "leftovers", at_once=False),
-            Every(settings.canary_s, self._canary, "canary"),
-            Every(LOOK_EVERY_S, Delivering(context), "webhooks"),
-            Every(settings.purge_every_s, Purging(context), "purge", at_once=False),
-            Every(DELETED_EVERY_S, Purging(context).deleted, "purge_deleted"),
-        ]
-
-    def stop(self) -> None:
-        """Take no more jobs and ask the running ones to stop. Return at once."""
-        if self.context.stopping.is_set():
-            return
-        end_within(_longest_end_s(self._settings))
-        self.context.stopping.set()
-
-    def hurry(self) -> None:
-        """Stop, and signal the ranks without asking them first."""
-        self.context.hurries = True
-        self.stop()
-
-    def _enter(self) -> bool:
-        """Register, and give back the attempts that an earlier process of this worker still holds.
-
-        Return False if another process has taken the name since `_has_name`.
-        """
-        context = self.context
-        with context.database.write() as tx:
-            if (found := self._rival(tx)) is not None:
-                sys.stderr.write(f"{_taken(context.name, found)}\n")
-                return False
-            self._sign_in(tx)
-            held = attempts.held(tx, context.name)
-        return_attempts(
-            context, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
-        )
-        for claim in held:
-            leftovers.remove_unnamed(context, claim, 0.0)
-        tasks.heard("start", context.dispatch)
-        return True
-
-    def _sign_in(self, tx: Transaction) -> None:
-        workers.register(
-            tx,
-            worker=self.context.name,
-            host=platform.node(),
-            pid=os.getpid(),
-            version=package_version(),
-            info=self._info,
-            devices=self._devices,
-            instance=self.context.instance,
-        )
-
-    def _make_celery(self) -> Any:
-        celery: Any = self._app.Worker(
-            hostname=f"{self.context.name}@{platform.node()}",
-            pool="threads",
-            concurrency=len(self._devices) + self._settings.infer_overcommit + NUM_WAKEUP_THREADS,
-            queues=[DISPATCH_QUEUE, worker_queue(self.context.name)],
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-            loglevel="INFO",
-            quiet=True,
-        )
-        # Celery's own handlers would restart the process on SIGHUP and end it abruptly on SIGQUIT;
-        # `ShutdownSignals` handles both
-        celery.install_platform_tweaks = _leave_signals_alone
-        return celery
-
-    def _leave(self) -> None:
-        """Shut down gracefully: queue interrupted jobs again and retire the worker."""
-        self.stop()
-        context = self.context
-        self._readers.close()
-        context.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
-        for thread in self._threads:
-            thread.end()
-        tasks.heard("leave", self._retire)
-        context.fork_server.close()
-        context.notifier.close()
-        context.database.close()
-        context.tracing.close()
-        self._lock.close()
-        _log.info("worker_stopped")
-
-    def _retire(self) -> None:
-        context = self.context
-        with context.database.write() as tx:
-            if not workers.beat(tx, context.name, instance=context.instance):
-                return  # it never registered, or another process has the name
-            workers.retire(tx, context.name, instance=context.instance)
-            left = attempts.assigned(tx, context.name)
-        return_attempts(context, left, exit_kind="interrupted", reason="its worker was stopped")
-
-    def _drain(self) -> None:
-        """Log and store that it stops, but not in a signal handler: locks may be held there."""
-        self.context.stopping.wait()
-        _log.info("worker_stopping")
-        tasks.heard("drain", self._say_draining)
-
-    def _say_draining(self) -> None:
-        with contextlib.suppress(WorkerNotFound), self.context.database.write() as tx:
-            workers.drain(tx, self.context.name, instance=self.context.instance)
-
-    def _beat(self) -> None:
-        context = self.context
-        figures = context.counters.figures()
-        figures |= {"running": context.num_running, "free_bytes": context.space.free()}
-        with context.database.write() as tx:
-            if workers.beat(tx, context.name, instance=context.instance):
-                heartbeats.note(tx, context.name, figures, instance=context.instance)
-            elif (found := self._rival(tx)) is None:
-                _log.warning("registered_again")  # removed while it sent no heartbeat
-                self._sign_in(tx)
-            else:
-                _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def _take_inventory(self, *, first: bool = False) -> None:
-        try:
-            self._devices, self._info = inventory.ask(self._settings, measure=first)
-        except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
-            _log.exception("inventory_failed")
-            known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
-            self._devices = inventory.distrusted(known, str(error))
-            self._info: dict[str, Any] = {}
-        self._devices = inventory.withheld(self._devices, self._register.withheld())
-        if not first:
-            with self.context.database.write() as tx:
-                workers.refresh_devices(
-                    tx, self.context.name, self._devices, instance=self.context.instance
-                )
-
-
-def _leave_signals_alone(_worker: Any) -> None: ...
 
 
 def lock(path: Path) -> IO[str]:
@@ -319,33 +40,6 @@ def lock(path: Path) -> IO[str]:
     return handle
 
 
-def _write_anew(handle: IO[str], what: str) -> None:
-    handle.truncate(0)
-    handle.write(what)
-    handle.flush()
-
-
-def _taken(name: str, rival: OtherProcess) -> str:
-    return (
-        f"A worker named {name!r} already runs on the host {rival.host!r} (process {rival.pid}, "
-        f"last heartbeat {rival.silent_s:.1f} s ago). Start this one under another name, with "
-        "--name or GLASSHOUSE_WORKER_NAME, or stop the other one first."
-    )
-
-
-def _longest_end_s(settings: Settings) -> float:
-    """Return when to end a worker that cannot shut down, in s; its lifelines end its ranks."""
-    return settings.grace_s + settings.kill_s + _LATE_S
-
-
-def package_version() -> str:
-    """Return the installed version of the service."""
-    try:
-        return version("glasshouse")
-    except PackageNotFoundError:
-        return "0"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker until a signal ends it or its lifeline closes."""
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
@@ -356,25 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("a worker's name has letters, digits, dots, dashes and underlines")
     process_logs.configure()
     refuse_unpickling()
-    ending = ShutdownSignals()
-    follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
-    worker = Worker(settings, ending)
-    if problem := worker.refusal():
-        sys.stderr.write(problem + "\n")
-        return 2
+    work = settings.work / settings.worker_name
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = lock(work / "lock")
+    fork_server = ForkServerClient(log_path=work / "fork-server.log")
+    fork_server.start()
 
-    def keep_logging(**_: Any) -> None:
-        """Keep Celery from configuring its own logging: a connected receiver is enough."""
+    from worker.process import run  # noqa: PLC0415 (while the fork server imports torch)
 
-    def on_ready(**_: Any) -> None:
-        _log.info("worker_ready", worker=worker.context.name)
-
-    heard: Any = signals
-    heard.setup_logging.connect(keep_logging, weak=False)
-    heard.worker_ready.connect(on_ready, weak=False)
-    gc.freeze()
-    gc.enable()
-    return worker.run()
+    return run(settings, held, fork_server)
 
 
 if __name__ == "__main__":

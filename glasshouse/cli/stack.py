@@ -3,7 +3,9 @@
 What belongs to it lies in one directory, the home. A lock there keeps a second one out;
 ``run/stack.json`` names the processes, so that what a killed stack left behind is found.
 API and workers inherit the read end of a pipe (``GLASSHOUSE_LIFELINE_FD``): it ends when the
-stack is gone, however that came about, and then they end too.
+stack is gone, however that came about, and then they end too. They are started first and import
+their modules while the broker starts and the database is migrated; a second pipe
+(``GLASSHOUSE_START_FD``), which is then closed, lets them begin.
 """
 
 import fcntl
@@ -30,6 +32,7 @@ from glasshouse.cli.processes import ROOT, Child
 from glasshouse.client import Client
 from glasshouse.client.address import read_runtime
 from glasshouse.errors import APIError
+from glasshouse.lifeline import START_VARIABLE, VARIABLE
 from glasshouse.processes import Identity
 
 HOST = "127.0.0.1"
@@ -55,6 +58,7 @@ class Stack:
         self._stopping = threading.Event()
         self._children: list[Child] = []
         self._lifeline: tuple[int, int] | None = None
+        self._start_end = -1
 
     @property
     def socket(self) -> Path:
@@ -81,13 +85,16 @@ class Stack:
 
     def _start(self) -> None:
         self._lifeline = os.pipe()
-        self._start_broker()
-        self._migrate()
+        self._start_end, begin = os.pipe()
         port = free_port(self._port)
         self.url = f"http://{HOST}:{port}"
-        self._launch(self._child("api", "api", "--host", HOST, "--port", str(port)))
-        for number in range(1, self._num_workers + 1):
-            self._launch(self._worker(number))
+        with os.fdopen(begin, "wb"):  # children wait until it is closed
+            self._start_broker()
+            self._launch(self._child("api", "api", "--host", HOST, "--port", str(port)))
+            for number in range(1, self._num_workers + 1):
+                self._launch(self._worker(number))
+            self._await("the broker to answer", lambda: answers(self.socket))
+            self._migrate()
         self._await("the API to answer", self._is_up)
         key = self._key()
         self._write_runtime(key, os.getpid())
@@ -108,7 +115,6 @@ class Stack:
             grace_s=5,
         )
         self._launch(broker)
-        self._await("the broker to answer", lambda: answers(self.socket))
 
     def _migrate(self) -> None:
         log = self.home / "logs" / "migrate.log"
@@ -143,8 +149,9 @@ class Stack:
             name,
             [sys.executable, "-m", module, *arguments],
             log=self.home / "logs" / f"{name}.log",
-            environ=self._environ() | {"GLASSHOUSE_LIFELINE_FD": str(self._lifeline[0])},
-            inherited=[self._lifeline[0]],
+            environ=self._environ()
+            | {VARIABLE: str(self._lifeline[0]), START_VARIABLE: str(self._start_end)},
+            inherited=[self._lifeline[0], self._start_end],
             grace_s=15 if module == "worker" else 10,
         )
 
@@ -239,7 +246,7 @@ class Stack:
         for child in [*self._children[1:], *self._children[:1]]:  # the broker last
             child.stop()
         if self._lifeline is not None:
-            for end in self._lifeline:
+            for end in (*self._lifeline, self._start_end):
                 os.close(end)
         runtime = read_runtime(self.home)
         if runtime.get("pid") == os.getpid():

@@ -122,6 +122,8 @@ class ForkServerClient:
     def close(self) -> None:
         """End the fork server and all its ranks."""
         self._closing.set()
+        if not self._ready.is_set():
+            self._kill()  # it has forked nothing, and would first import torch
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(OSError):
@@ -189,6 +191,8 @@ class ForkServerClient:
         self.num_starts += 1
         with self._lock:
             self._socket = ours
+        if self._closing.is_set():
+            self._kill()
         try:
             self._read(ours)
         finally:

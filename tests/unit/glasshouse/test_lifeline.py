@@ -1,4 +1,5 @@
 import os
+import select
 import subprocess
 import sys
 
@@ -35,3 +36,21 @@ def test_a_process_that_hangs_ends_after_its_parent_and_says_where_it_stood():
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "end\n")
     assert "in hangs" in err
+
+
+def test_a_process_with_a_start_pipe_waits_until_its_parent_closes_it():
+    kept, given = os.pipe()
+    program = "import glasshouse.lifeline as l; print(1, flush=True); l.await_start(); print(2)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"GLASSHOUSE_START_FD": str(kept)},
+        pass_fds=[kept],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(kept)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        assert not select.select([process.stdout], [], [], 0.2)[0]
+        os.close(given)
+        assert process.communicate(timeout=60)[0] == "2\n"

@@ -45,7 +45,8 @@ def test_every_setting_is_one_that_celery_knows():
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("worker.__main__", ("torch", "numpy", "fastapi", "pynvml")),
+        ("worker.process", ("torch", "numpy", "fastapi", "pynvml")),
+        ("worker.__main__", ("torch", "numpy", "sqlalchemy", "celery")),  # it delays the start
         (
             "worker.devices.hardware",
             ("sqlalchemy", "pydantic", "numpy", "models"),
