@@ -58,6 +58,7 @@ test-gpu: setup ## the tests that need a CUDA device
 
 pictures: setup ## update the screenshots in the documentation; review them
 	SCREENSHOTS=docs/images $(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
+	$(PY) examples/gallery.py --pictures docs/images
 
 golden: setup ## update the expected output of the commands; review the diff
 	RENEW_GOLDEN=1 $(PYTEST) tests/acceptance/test_command_line.py

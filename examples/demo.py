@@ -79,7 +79,7 @@ def main() -> int:
     finally:
         if began_here:
             subprocess.run([*CLI, "down"], check=True)
-    print("\nKeep the service with 'make up'; then 'glasshouse open' shows the page.")
+    print("\nKeep the service with 'make up'; then 'glasshouse open' shows the dashboard.")
     if accuracy < WANTED_ACCURACY:
         print(f"That is less than {WANTED_ACCURACY}: something is wrong.", file=sys.stderr)
         return 1

@@ -30,7 +30,7 @@ def lines(title: str, label: str, series: Mapping[str, Line], form: str) -> byte
     for name, (steps, values) in series.items():
         finite = np.isfinite(values)
         marker = "." if finite.sum() < 60 else ""
-        axes.plot(steps[finite], values[finite], marker, ls="-", lw=1.2, label=name)
+        axes.plot(steps[finite], values[finite], marker=marker, ls="-", lw=1.2, label=name)
         for step in steps[~finite].tolist():
             axes.axvline(step, color="red", lw=0.8, alpha=0.6)
     axes.set_xlabel("step")

@@ -106,7 +106,7 @@ LISTS: dict[str, tuple[str, str, set[str]]] = {
     "example programs": (
         "how-to/programs.md",
         "| program |",
-        {path.name for path in (ROOT / "examples").glob("*.py")} - {"demo.py"},
+        {path.name for path in (ROOT / "examples").glob("*.py")} - {"demo.py", "gallery.py"},
     ),
     "retention": (
         "how-to/operations.md",

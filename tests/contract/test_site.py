@@ -67,6 +67,10 @@ def test_pages_of_the_site_link_to_nothing_outside_of_it():
             assert not path or DOCS in (page.parent / path).resolve().parents, f"{page}: {path}"
 
 
+def test_the_changelog_has_no_links_as_the_site_shows_it_in_another_folder():
+    assert not links(ROOT / "CHANGELOG.md")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_in_tables_has_no_pipe_which_the_site_and_code_hosts_show_differently(page: Path):
     for line in prose(page).splitlines():
@@ -89,7 +93,8 @@ def copy(tmp_path: Path) -> Path:
     if importlib.util.find_spec("zensical") is None:
         absent("the maker of the site (pip install zensical)")
     shutil.copytree(DOCS, tmp_path / "docs")
-    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    for name in ("zensical.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
 
@@ -109,7 +114,9 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(co
     assert not list(site.rglob("*.py"))
     for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
         assert not LOADED.search(file.read_text()), file
-    assert "The flight recorder" in (site / "search.json").read_text()
+    search = (site / "search.json").read_text()
+    assert "The flight recorder" in search
+    assert "The public promises are the paths, fields, events and codes" in search
 
 
 def test_a_link_to_a_heading_that_is_not_there_breaks_the_site(copy: Path):
