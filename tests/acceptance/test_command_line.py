@@ -1,4 +1,4 @@
-"""What the commands print, as it was once looked at: in terminals, in a pipe, as JSON.
+"""What the commands print, compared with reviewed output: in terminals, in a pipe, as JSON.
 
 ``make golden`` writes the files of ``golden`` anew; read the difference before it is committed. The
 job computes with powers of two only, so that every machine prints the same figures.
@@ -96,7 +96,7 @@ class Desk:
         """Of a command that is typed at this desk."""
         service = {"URL": self.door.url, "API_KEY": self.door.key}
         found = plain_environment(**service, HOME=str(self.home))
-        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of whoever runs the tests
+        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of the test run
             found.pop(name, None)
         return found | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
@@ -188,7 +188,7 @@ def told(desk: Desk, outputs: list[str], normal: Normal) -> str:
     shown: list[str] = []
     for command, text in zip(desk.commands, outputs, strict=True):
         words = [Path(word).name if word.startswith("/") else word for word in command]
-        # as wide as what is left out, or is not always the same
+        # depends on the width of the removed text, or varies
         is_loose = command[0] in ("quota", "jobs", "show", "compare")
         is_loose = is_loose or (command[0] == "metrics" and len(command) == 2)
         calm = normal(re.sub(r" {2,}", "  ", text) if is_loose else text)
@@ -197,7 +197,7 @@ def told(desk: Desk, outputs: list[str], normal: Normal) -> str:
 
 
 def check(name: str, text: str) -> None:
-    """Compare with what was looked at; write it where that is wanted."""
+    """Compare with the reviewed output, or write it if requested."""
     file = GOLDEN / name
     if os.environ.get("RENEW_GOLDEN"):
         file.write_text(text)

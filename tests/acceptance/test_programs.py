@@ -159,7 +159,7 @@ def test_a_task_is_learned_with_both_clippings(client: gh.Client, task: str):
     assert figures["output_grad_clip/decoder"]["max"] > 0
     if task == "copy":  # eleven inferences
         symbols, whole = seq2seq.alone(client, job, task, num=20)
-        assert symbols > 0.15  # by chance 1 in 21
+        assert symbols > 0.15  # a random guess: 1 in 21
         assert 0 <= whole <= 1
 
 

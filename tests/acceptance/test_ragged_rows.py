@@ -17,7 +17,7 @@ LAYERS = [
 
 
 def write_texts(path: Path, num_rows: int = 400) -> list[list[int]]:
-    """Rows of ids; what is to be told of a row is whether a 7 is in it."""
+    """Rows of ids. The label of a row is whether it contains a 7."""
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, 20, draw.integers(1, 13)).tolist() for _ in range(num_rows)]
     lines = [json.dumps({"ids": row, "label": int(7 in row)}) + "\n" for row in rows]

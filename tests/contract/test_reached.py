@@ -29,7 +29,7 @@ OPERATIONS = {
     if "operationId" in operation
 }
 NOT_METHODS = {
-    "getLivez": "for whoever restarts processes; a client asks `ready`",
+    "getLivez": "for process managers; a client calls `ready`",
     "getMetrics": "for Prometheus, in its text; `client.request` reads it where somebody must",
 }
 GRAPH = {"type": "graph", "layers": [{"name": "fc", "type": "Linear"}]}

@@ -54,7 +54,7 @@ class Plan:
     kills_s: tuple[float, float] = (2.0, 10.0)
     seed: int = 0
     least: int = 0
-    """It goes on until so many processes have died and so many jobs have ended."""
+    """Continue until enough processes have died and enough jobs have ended."""
 
     @property
     def warm_up_s(self) -> float:
@@ -313,7 +313,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
     parser.add_argument("--workers", type=int, default=Plan.workers)
     parser.add_argument("--clients", type=int, default=Plan.clients)
-    parser.add_argument("--database", default="", help="a URL; left out, a SQLite file")
+    parser.add_argument("--database", default="", help="a URL (default: a SQLite file)")
     parser.add_argument("--every", dest="every_s", type=float, default=Plan.every_s)
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--save", metavar="NAME", help="keep bench/results/NAME.jsonl")

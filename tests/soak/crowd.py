@@ -57,7 +57,7 @@ class Seen:
 
 
 class Street:
-    """What the clients share: where the service is, which jobs live, whether it goes on."""
+    """What the clients share: the URLs of the service, its active jobs, whether the run is over."""
 
     def __init__(self, urls: list[str], key: str) -> None:
         self.urls = urls
@@ -79,7 +79,7 @@ class Street:
                 await self.rest(1.0)
 
     async def rest(self, seconds: float) -> None:
-        """Wait, but not longer than all of it goes on."""
+        """Wait, but not beyond the end of the run."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.closing.wait(), seconds)
 

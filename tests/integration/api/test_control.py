@@ -52,7 +52,7 @@ def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def run(service: Api, job: dict[str, Any]) -> leases.Claim:
-    """Make a job run, as far as the ledger knows."""
+    """Set a job to running in the database."""
     found = [FoundDevice(id="cpu:0", kind="cpu", number=0, name="core")]
     with service.database.write() as tx:
         name = new_id("job")[-12:]

@@ -117,7 +117,7 @@ def test_no_tenant_reads_the_name_of_anothers_key(named: Named, spec: dict[str, 
     boss = named("the boss's own key", "boss", "admin")
     made(mine, f"/jobs/{job['id']}/cancel")
     assert who(boss, job) == "a secret of mara's"
-    again = made(boss, f"/jobs/{job['id']}/retry")  # it belongs to whoever asked
+    again = made(boss, f"/jobs/{job['id']}/retry")  # it belongs to the caller
     assert again["created_by"] == "the boss's own key"
     nosy = named("nosy", "ned")
     for name in ("jobs", "queue", "devices", "workers", f"jobs/{job['id']}", "stream"):

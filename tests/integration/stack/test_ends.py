@@ -24,7 +24,7 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         for name in ("api", "worker"):
             until(lambda name=name: not processes.alive(children[name]))
             log = (home / "logs" / f"{name}.log").read_text()
-            assert "Timeout (" not in log, log  # in good order, not by `end_within`
+            assert "Timeout (" not in log, log  # a graceful shutdown, not by `end_within`
         again = command(home, "up", "--port", "0", "--detach", "--json")
         assert again.returncode == 0, again.stderr
         assert are_gone(children)

@@ -1,4 +1,4 @@
-"""Commands in the ledger: asked, taken up, given again to a later attempt."""
+"""Commands in the database: requested, applied, delivered again to a later attempt."""
 
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_what_a_job_did_not_come_to_take_up_is_rejected_at_its_end(database: Dat
     applied(database, job, done, 4)
     with database.write() as tx:
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="t")
-    assert read(database, job, waits).state == "pending"  # the job goes on
+    assert read(database, job, waits).state == "pending"  # the job continues
     again = running(database, job)
     with database.write() as tx:
         assert attempts.finish(tx, again, "succeeded", exit_kind="succeeded")

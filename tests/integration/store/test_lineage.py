@@ -67,7 +67,7 @@ class Shown:
 
 
 def live_through(database: Database, job: Job, back_to: tuple[int, ...]) -> list[tuple[int, int]]:
-    """A job that crashes and goes on from those steps or before; every step that was run."""
+    """A job that crashes and resumes at those steps or earlier; every step that ran."""
     claim = running(database, job)
     model, step, all_steps = Shown(), 0, list[tuple[int, int]]()
     for crash in (*back_to, None):

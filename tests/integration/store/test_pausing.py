@@ -1,4 +1,4 @@
-"""Pausing, resuming and cancelling in the ledger, on both databases."""
+"""Pausing, resuming and cancelling in the database layer, on both databases."""
 
 import random
 import threading

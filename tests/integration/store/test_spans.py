@@ -64,7 +64,7 @@ class Run:
         self.step = self.offset = 0
 
     def ship(self) -> None:
-        """Some steps more, of which some are told of twice: the later value stays."""
+        """More steps, some reported twice: the later value is kept."""
         chance = self.chance
         values: list[tuple[int, str, float]] = []
         for _ in range(chance.randrange(1, 20)):

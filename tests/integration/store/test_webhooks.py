@@ -1,4 +1,4 @@
-"""Messages of webhooks in the ledger: on both databases."""
+"""Webhook deliveries in the database layer, on both databases."""
 
 from datetime import timedelta
 from typing import Any

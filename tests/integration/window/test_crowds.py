@@ -45,7 +45,7 @@ def test_a_hundred_clients_miss_nothing_beside_twenty_that_never_read(
 
 
 def test_an_event_that_is_lost_to_one_client_is_noticed() -> None:
-    """The readers of this test and of the bench do fail: two numbers, with one left out."""
+    """The readers of test and benchmark can fail: two numbers with a gap between them."""
 
     class Wire:
         def __init__(self, *parts: bytes) -> None:

@@ -433,7 +433,7 @@ def test_checkpoints_are_listed_read_and_deleted(
     )
     part = ada.get(f"/checkpoints/{name}/weights", headers={"Range": "bytes=-4", "If-Range": tag})
     assert (part.status_code, part.content) == (206, data[-4:])
-    # the job would go on from it
+    # the job would resume from it
     assert problem(ada.delete(f"/checkpoints/{name}")) == (409, "checkpoint_in_use")
     writer.finish()
     assert ada.delete(f"/checkpoints/{name}").status_code == 204

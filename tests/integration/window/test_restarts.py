@@ -58,7 +58,7 @@ def test_who_reads_later_sees_one_run_and_who_asks_sees_all(
     assert [message.data for message in everything] == polled
     second = read(ada, f"{path}/stream?attempt=2")
     assert pairs(second) == [(2, step) for step in range(3, 7)]
-    assert second[-1].event == "end"  # so that whoever reads knows that it is over
+    assert second[-1].event == "end"  # so that the reader knows that the stream has ended
     only = ada.get(f"{path}/events?limit=1000&attempt=2").json()["data"]
     assert {event["attempt"] for event in only} == {2}
 

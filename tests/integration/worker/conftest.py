@@ -109,7 +109,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any]:
     report: pytest.TestReport = (yield).get_result()
     for shop in (one for one in item.funcargs.values() if isinstance(one, Shop)):
         if report.failed:
-            report.sections.append(("the shop", f"{shop.ledger()}\n{shop.logs()}"))
+            report.sections.append(("database and logs", f"{shop.database_rows()}\n{shop.logs()}"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whole tensors through a real worker: from the rank's ring into artifacts and the ledger."""
+"""Whole tensors through a real worker: from the rank's ring to artifacts and the database."""
 
 import os
 import signal

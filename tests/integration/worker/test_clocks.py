@@ -47,7 +47,7 @@ class Clocks:
         self._environment.setenv("CLOCK_SHIFT", str(self._directory / f"{name}.shift"))
 
     def set(self, name: str, seconds: int) -> None:
-        """Set a clock, whoever reads it."""
+        """Set a clock for every process that reads it."""
         path = self._directory / f"{name}.shift"
         path.touch()
         with path.open("r+b") as file:

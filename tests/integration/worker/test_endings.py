@@ -293,7 +293,7 @@ def test_a_job_that_takes_too_long_is_stopped_saved_and_has_failed(shop: Shop):
 @pytest.mark.staffed("odd")
 def test_a_job_that_takes_too_long_and_does_not_listen_is_killed(shop: Shop):
     job_id = shop.submit(
-        endless(shop.dataset(), timeout_s=1.0, labels=misbehaving("be-deaf", "start"))
+        endless(shop.dataset(), timeout_s=1.0, labels=misbehaving("be-unresponsive", "start"))
     )
     assert shop.wait(job_id).state == "failed"
     assert kinds(shop, job_id) == ["timeout"]

@@ -38,7 +38,7 @@ COUNTED = {
     "artifact.received": "capture",
     "artifact.replaced": "capture",
 }
-"""What cannot be written is counted, and training goes on: an error there costs that one thing. So
+"""What cannot be written is counted, and training continues: an error costs only that one item. So
 does a disk that hangs for longer than ``GLASSHOUSE_GRACE_S`` after the end, which is 5 s here."""
 
 

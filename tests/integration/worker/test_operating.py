@@ -1,4 +1,4 @@
-"""What a worker does for whoever operates the service: canary, figures, webhooks, a full disk."""
+"""What a worker does for the operator: canary, health figures, webhooks, a full disk."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
 """The broker forgets everything, the database goes away: no job is lost, and none runs twice.
 
-``OUTAGE_S`` is how long PostgreSQL is away, in seconds; left out, three times as long as a lease.
+``OUTAGE_S`` is how long PostgreSQL is unavailable, in seconds. The default is three times a lease.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def flush(broker: Broker) -> None:
 def wipe(broker: Broker) -> None:
     """It keeps nothing on disk: what was in it is gone."""
     broker.kill()
-    time.sleep(1)  # it is away for a moment, as seen by whoever waits for it
+    time.sleep(1)  # it is unavailable for a moment, for every process that waits for it
     broker.start()
 
 
@@ -117,7 +117,7 @@ def test_training_goes_on_while_the_database_is_away(mortal_postgres: Postgres, 
 
 
 def lag_s(shop: Shop, job_id: str) -> float:
-    """How old the newest loss in the ledger is, seconds."""
+    """The age of the newest loss in the database, in seconds."""
     query = select(Event.at).where(Event.job == job_id, Event.type == "metrics")
     with shop.database.read() as tx:
         newest = tx.scalars(query.order_by(Event.seq.desc()).limit(1)).one()

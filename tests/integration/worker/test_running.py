@@ -63,7 +63,7 @@ def test_a_job_runs_to_its_end(shop: Shop):
         (layer, step) for layer in ("fc1", "fc2") for step in (0, 10)
     }
     assert all(device.job is None for device in shop.devices())
-    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))  # after the ledger's word
+    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))  # after the database
 
 
 @pytest.mark.staffed
@@ -226,7 +226,7 @@ def test_rows_of_validation_are_run_after_every_epoch_where_nothing_else_is_said
 
 
 def test_a_worker_that_is_only_just_known_ends_at_a_signal(shop: Shop):
-    """Between its entry in the ledger and Celery's main loop."""
+    """Between its row in the database and Celery's main loop."""
     process = shop.start_worker(wait=False)
     until(lambda: any(device.worker == "w1" for device in shop.devices()))
     process.terminate()

@@ -42,7 +42,7 @@ def halt(shop: Shop, name: str, where: str) -> None:
 
 
 def written(shop: Shop, job_id: str, attempt: int) -> dict[str, int]:
-    """How much of an attempt is in the ledger."""
+    """How much of an attempt the database has."""
     with shop.database.read() as tx:
         mine = {
             table.__tablename__: select(func.count()).where(

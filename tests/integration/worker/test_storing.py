@@ -31,7 +31,7 @@ Say = Callable[[AttemptStore, Path], None]
 
 
 class Forgetful(Database):
-    """Loses the answers of commits, as often as it is told to."""
+    """Loses the results of a given number of commits."""
 
     num_to_lose = 0
 

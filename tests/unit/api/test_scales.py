@@ -1,4 +1,4 @@
-"""Columns of very different scale are told at the plan, and false alarms are not."""
+"""The plan warns about columns of very different scale, without false alarms."""
 
 from typing import Any
 

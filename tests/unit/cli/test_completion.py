@@ -19,7 +19,7 @@ Complete = Callable[..., list[str]]
 def complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Complete:
-    """What bash is told for the last of these words."""
+    """The completions that bash gets for the last of these words."""
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
     monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
     monkeypatch.setattr("sys.argv", ["glasshouse"])

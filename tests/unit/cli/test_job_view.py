@@ -66,7 +66,7 @@ def test_the_view_shows_progress_loss_accuracy_and_every_watched_layer():
 
 
 def test_nothing_is_wider_than_80_columns():
-    view = JobView(job(id="job_" + "0" * 26, name="a name that goes on and on " * 5))
+    view = JobView(job(id="job_" + "0" * 26, name="a name that never ever ends " * 5))
     name = "a_layer_with_a_name_of_64_characters_" + "x" * 27
     view.see(
         stats(

@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "differ in momentum (0 and 0.5); in a spec, only lr and weight_decay can differ",
     ),
     "a group at rest": ({"network": NET, "optimizer": of_groups(lr=0.0)}, "requires_grad_(False)"),
-    "parameters left out": (
+    "missing parameters": (
         {"network": NET, "optimizer": torch.optim.SGD(NET.body.parameters(), lr=0.1)},
         "it does not have head.weight, head.bias. Pass all parameters",
     ),

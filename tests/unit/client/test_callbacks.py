@@ -37,7 +37,7 @@ def log_of_two_epochs() -> list[dict[str, Any]]:
 
 
 class Notes:
-    """Takes down what is called; answers where it is told to."""
+    """Records the calls and returns the configured answers."""
 
     def __init__(self, **answers: Any) -> None:
         self.calls: list[tuple[str, Any]] = []

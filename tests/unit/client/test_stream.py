@@ -17,7 +17,7 @@ Connect = Callable[..., gh.Client]
 
 
 class Streamed:
-    """Streams events of one job and cuts each connection where it is told to."""
+    """Streams the events of one job and cuts each connection at a given place."""
 
     def __init__(self, records: list[dict[str, Any]], cuts: list[int]) -> None:
         self.records = records

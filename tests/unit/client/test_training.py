@@ -1,4 +1,4 @@
-"""What `Client.train` and `Client.infer` make of the few things that they are told."""
+"""The specs that `Client.train` and `Client.infer` build from their few arguments."""
 
 import hashlib
 import io

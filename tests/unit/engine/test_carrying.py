@@ -1,4 +1,4 @@
-"""Recurrent layers that go on from batch to batch: as one long sequence, and from checkpoints."""
+"""Recurrent layers that keep their hidden state across batches, and across checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tests.unit.engine.ragged import meta_of
 from tests.unit.engine.test_resuming import _resume
 
 ROWS, STEPS, WIDTH, BATCH = 30, 4, 3, 6
-"""Five batches: row i of each goes on where row i of the one before has ended."""
+"""Five batches: row i of each continues row i of the previous one."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_an_evaluation_begins_with_zeros_and_training_does_not_know(long, tmp_pa
     assert last == pytest.approx(total / 12, rel=1e-6)
     kept = [item for item in of_type(records, "artifact") if item["name"].startswith("samples")]
     samples = load_file(tmp_path / kept[-1]["file"])
-    with torch.no_grad():  # a sampled row goes on from nothing
+    with torch.no_grad():  # a sampled row starts without hidden state
         x = torch.from_numpy(np.load(long / "test" / "0.npy"))[samples["row"]]
         assert torch.allclose(samples["fc"], fc(rnn(x)[0][:, -1]), atol=1e-6)
 

@@ -37,7 +37,7 @@ def test_so_many_values_that_are_no_better_are_the_end(mode, min_delta, values, 
     over: list[bool] = []
     for number, value in enumerate(values):
         again = EarlyStop(spec)
-        again.restore(early.state())  # what a resumed run would go on with
+        again.restore(early.state())  # the state of a resumed run
         early = again
         early.judge(float(value), number)
         over.append(early.is_over)

@@ -323,7 +323,7 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
 
 
 def test_the_last_look_changes_no_interval():
-    """The last checkpoint is made by then: whoever goes on from it would look as before."""
+    """The last checkpoint exists by then: a run that resumes from it would watch as before."""
     one = watch("p", every=1)
     told: list = []
     overhead = Overhead(told.append)

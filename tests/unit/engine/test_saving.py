@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved, when, and what an error does."""
+"""Saving during training: what is saved, when, and what an error does."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_what_changes_after_save_returns_is_not_in_the_file(tmp_path, gate):
     bench.fill(2.0)
     assert arrived.acquire(timeout=SOON_S)
     assert bench.saver.is_busy
-    assert not bench.records, "it was told of before it was durable"
+    assert not bench.records, "it was reported before it was durable"
     held.set()
     bench.saver.wait()
     assert bench.saved(1) == {1.0}
@@ -374,7 +374,7 @@ WIDE = [
 
 
 def test_no_room_for_a_checkpoint_ends_nothing_and_harms_nothing(digits, tmp_path):
-    """The kernel refuses to write: what was there stays, training goes on, the next one is made."""
+    """The kernel refuses to write: old files stay, training continues, the next save works."""
     job = spec(network={"layers": WIDE}, checkpoint={"every_steps": 2})
     expected = losses(run(tmp_path / "plain", job, digits))
     directory = write_job(tmp_path / "full", planned(job)["spec"], digits)

@@ -50,7 +50,7 @@ def an_optimizer() -> torch.optim.SGD:
 
 
 def by_hand(name: str, units: list[int]) -> tuple[list[float], list[float]]:
-    """Learning rates and momenta of steps, of which each goes on by so many units."""
+    """Learning rates and momenta of steps that each advance by some units."""
     optimizer = an_optimizer()
     if name == "SequentialLR":
         warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=5)

@@ -151,7 +151,7 @@ def test_columns_of_images_are_those_that_memory_gives(digits):
 
 
 def test_no_more_rows_are_read_than_the_pool_has_room_for(digits, monkeypatch):
-    """And when training goes on, none of the batches before."""
+    """A resumed run reads none of the earlier batches."""
     read: list[int] = []
     plain = StoredTable.window
 

@@ -177,7 +177,7 @@ def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, 
 
 
 def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits, tmp_path):
-    """Every step has all rows, so that whichever steps are told have the same mean."""
+    """Every step has all rows, so any set of reported steps has the same mean."""
     job = ragged.job(data={"batch_size": len(ragged.TEXTS)})
     for record in of_type(run(tmp_path, job, ragged.texts(tmp_path / "data")), "metrics"):
         values = record["values"]
@@ -187,7 +187,7 @@ def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits
             assert each == pytest.approx(mean)
             break
     else:
-        pytest.fail("no time was told")
+        pytest.fail("no time was reported")
     told = of_type(run(tmp_path / "images", spec(), digits), "metrics")
     assert not [name for record in told for name in record["values"] if "tokens" in name]
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in this service's words, for each field alike."""
+"""Validation errors use this service's wording, the same for every field."""
 
 import json
 import re

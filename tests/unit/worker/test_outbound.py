@@ -16,7 +16,7 @@ LOOPBACK = Allowed.of("127.0.0.0/8")
 
 
 class Receiver(ThreadingHTTPServer):
-    """Notes what it is sent and answers as it is told."""
+    """Records the requests and sends the configured answers."""
 
     daemon_threads = True
 

@@ -88,7 +88,7 @@ def test_tensors_in_the_ring_wait_for_their_file(tmp_path: Path):
         drain.take(waiting)
     lots = finished(drain)
     assert drain.idle
-    assert ring.released == 0, "the ledger does not have the rows yet"
+    assert ring.released == 0, "the database does not have the rows yet"
     shipment.take(lots)
     drain.release(lots)
     assert ring.released == 66
