@@ -140,7 +140,7 @@ class Database:
         """Query one row.
 
         Raises:
-            DatabaseUnavailable: The database does not answer.
+            DatabaseUnavailable: The database is unavailable.
         """
         with self.read() as tx:
             tx.execute(text("SELECT 1"))

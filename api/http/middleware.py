@@ -183,7 +183,7 @@ def _check_origin(headers: Headers, scheme: str) -> None:
 def _check_text(scope: Scope) -> None:
     # No database text may contain NUL, and no path of the API has control characters.
     if any(ord(char) < 32 or ord(char) == 127 for char in scope["path"]):
-        raise RouteNotFound("Nothing lives at this path.")
+        raise RouteNotFound("No route matches this path.")
     if b"%00" in scope["query_string"] or b"\0" in scope["query_string"]:
         raise InvalidRequest("The query holds a NUL character; leave it out.")
 
