@@ -37,7 +37,7 @@ from bench.watching import ALL, Bench, cnn
 from engine.training.loop import train
 from engine.training.report import Outputs
 from glasshouse import Client
-from tests.integration.window.test_endings import raw_stream
+from tests.integration.inspection.test_endings import raw_stream
 from worker.processes.fork_server import FIXED
 
 EVERY = 25

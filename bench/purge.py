@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from models.tables import Event, Job, core, now
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.running import Api, running_api
 
 PER_JOB = 100_000

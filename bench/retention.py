@@ -26,7 +26,7 @@ from models.purge import Purge
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
-from tests.integration.store.making import make_job, make_worker, running, ship
+from tests.integration.store.factories import make_job, make_worker, running, ship
 from tests.running import Postgres
 
 JOBS, EVENTS_PER_S, VALUES = 80, 20, ("loss", "throughput/samples_per_s")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT, Door, House, plain_environment
+from tests.acceptance.services import ROOT, Endpoint, LocalService, plain_environment
 
 GOLDEN = Path(__file__).parent / "golden"
 HEIGHT = 40
@@ -87,14 +87,14 @@ def driver(commands: list[list[str]]) -> list[str]:
 class Desk:
     """Somebody's jobs and data, and the commands that are to be shown."""
 
-    door: Door
+    endpoint: Endpoint
     home: Path
     commands: list[list[str]]
 
     @property
     def environment(self) -> dict[str, str]:
         """Of a command that is typed at this desk."""
-        service = {"URL": self.door.url, "API_KEY": self.door.key}
+        service = {"URL": self.endpoint.url, "API_KEY": self.endpoint.key}
         found = plain_environment(**service, HOME=str(self.home))
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of the test run
             found.pop(name, None)
@@ -106,13 +106,13 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(house: House, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+def desk(local_service: LocalService, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """A key of its own, so that nothing of other tests is listed; two jobs that have ended."""
     folder = tmp_path_factory.mktemp("desk")
-    door = house.another_key("golden", "read", "submit")
+    endpoint = local_service.another_key("golden", "read", "submit")
     rows = folder / "rows.csv"
     rows.write_text("x,y\n" + "".join(f"{sign},{2 * sign}\n" for sign in (1, -1) * 4))
-    with door.client() as client:
+    with endpoint.client() as client:
         dataset = client.datasets.upload(rows)
         split = {"dataset": dataset.id, "split": next(iter(dataset.splits))}
         spec = SPEC | {"data": SPEC["data"] | {"train": split, "validation": split}}
@@ -122,7 +122,7 @@ def desk(house: House, tmp_path_factory: pytest.TempPathFactory) -> Desk:
             bad.wait(120)
     (folder / "job.json").write_text(json.dumps(spec | {"name": "made here"}))
     return Desk(
-        door,
+        endpoint,
         folder,
         [
             ["jobs"],

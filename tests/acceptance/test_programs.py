@@ -9,7 +9,7 @@ from sklearn.datasets import load_diabetes
 
 import glasshouse as gh
 from examples import sentiment, seq2seq, shakespeare, word2vec
-from tests.acceptance.houses import ROOT, House, run_python
+from tests.acceptance.services import ROOT, LocalService, run_python
 
 LIMIT_S = 3600
 Shown = Callable[..., list[list[str]]]
@@ -25,11 +25,11 @@ def data(name: str) -> Path:
 
 
 @pytest.fixture
-def shown(house: House, capsys) -> Shown:
+def shown(local_service: LocalService, capsys) -> Shown:
     """Run a program as a stranger does; the rows of the table that it prints."""
 
     def run(name: str, *arguments: str | Path) -> list[list[str]]:
-        environment = house.environment | {"PYTHONPATH": str(ROOT)}
+        environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
         script = str(ROOT / "examples" / f"{name}.py")
         said = run_python(script, *map(str, arguments), environment=environment, timeout=LIMIT_S)
         with capsys.disabled():

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from tests.awaited import blocking_client
-from tests.little_service import Serve, answer, job, serve, server
+from tests.blocking_client import blocking_client
+from tests.stub_api import Serve, answer, job, serve, server
 
 __all__ = ["serve", "server"]
 ROOT = Path(gh.__file__).parents[1]

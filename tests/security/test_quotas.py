@@ -17,7 +17,7 @@ from models.database import Database
 from models.jobs import jobs
 from models.settings import Settings
 from tests.conftest import empty_postgres
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from tests.running import Api, digits, running_api, small_job
 from tests.waiting import until
 from worker.dispatch import dispatch

@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
-from tests.acceptance.houses import ROOT, Cluster
+from tests.acceptance.services import ROOT, Cluster
 from tests.chaos.monkey import Monkey, leftovers, ranks
-from tests.soak.crowd import Crowd
 from tests.soak.flat import Bound, Verdict, judge, thinned
 from tests.soak.samples import BOUNDS, Samples, alive, held, is_locked, judged, size_of
+from tests.soak.stream_clients import StreamClients
 from tests.soak.work import Work
 
 SPARED = frozenset({"one", "north"})
@@ -142,7 +142,9 @@ class Soak:
     def _fire(self) -> Generator[tuple[Monkey, Samples]]:
         """While the block lasts there are clients, faults, and somebody who takes notes."""
         cluster, plan = self._cluster, self._plan
-        crowd = Crowd(plan.clients, [cluster.urls[name] for name in cluster.api_names], cluster.key)
+        crowd = StreamClients(
+            plan.clients, [cluster.urls[name] for name in cluster.api_names], cluster.key
+        )
         samples = Samples(cluster, SPARED, plan.every_s)
         monkey = Monkey(
             cluster, seed=plan.seed, num_kills=float("inf"), pause_s=plan.kills_s, spared=SPARED

@@ -18,7 +18,7 @@ import psutil
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 from tests.soak.flat import Bound
 
 MIB = 2**20

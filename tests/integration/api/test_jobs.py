@@ -12,7 +12,7 @@ from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.jobs import checkpoints
 from models.tables import now
-from tests.integration.store.making import purge_deleted
+from tests.integration.store.factories import purge_deleted
 from tests.running import Api, digits, small_job
 
 

@@ -17,7 +17,7 @@ from models.jobs import jobs
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Device
-from tests.integration.store.making import make_worker
+from tests.integration.store.factories import make_worker
 from tests.interleaving import meeting, meetings
 from worker.context import WorkerContext
 from worker.dispatch import dispatch

@@ -8,7 +8,7 @@ import pytest
 from models.database import Database
 from models.settings import Settings
 from tests.integration.fleet.test_interleaving import station_of
-from tests.integration.store.making import make_job, make_worker
+from tests.integration.store.factories import make_job, make_worker
 from tests.waiting import until
 from worker import dispatch
 from worker.wakeups.sweep import Sweep

@@ -23,7 +23,7 @@ from models.migrate import migrate
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.running import Api, connected, database_of, digits, running_api, small_job
 
 

@@ -16,7 +16,7 @@ from models.observations import events, metrics, stats
 from models.state import ENDED, LIVE, MOVES, STATES
 from tests.waiting import until
 
-from .making import LEASE_MS, losses, make_job, make_worker, running, ship, start
+from .factories import LEASE_MS, losses, make_job, make_worker, running, ship, start
 
 
 def log(database: Database, job_id: str) -> list[dict[str, object]]:

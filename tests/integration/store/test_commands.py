@@ -10,7 +10,7 @@ from models.jobs import attempts, commands, jobs, leases, shipments
 from models.jobs.commands import CommandChange
 from models.tables import Command, Job
 
-from .making import LEASE_MS, make_job, make_worker, running
+from .factories import LEASE_MS, make_job, make_worker, running
 
 
 def ask(database: Database, job: Job, **body: Any) -> Command:

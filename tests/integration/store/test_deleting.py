@@ -27,7 +27,7 @@ from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, Mark, Metric, Table, core
 from worker.cleanup.purging import Purging
 
-from .making import losses, make_job, make_worker, purge_deleted, running, saved, ship
+from .factories import losses, make_job, make_worker, purge_deleted, running, saved, ship
 
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 

@@ -22,7 +22,7 @@ from models.settings import Settings
 from models.storage import retention
 from models.tables import Idempotency, JobLabel, Metric, MetricSpan, core, now
 
-from .making import make_job
+from .factories import make_job
 from .test_deleting import statements
 
 

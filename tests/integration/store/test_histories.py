@@ -35,7 +35,7 @@ from models.jobs.leases import Claim
 from models.observations import events, metrics
 from models.tables import Attempt, Device, Job
 
-from .making import losses, make_job, make_worker
+from .factories import losses, make_job, make_worker
 
 LEASE_MS = 3_600_000
 """So long that none runs out by itself while the test is slow."""

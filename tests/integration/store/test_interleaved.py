@@ -24,7 +24,7 @@ from models.storage import pending_deletions, retention
 from models.tables import Checkpoint, Event, Job, Key, Probe, Webhook, now
 from tests.interleaving import meetings
 
-from .making import losses, make_job, make_worker, running, saved, ship
+from .factories import losses, make_job, make_worker, running, saved, ship
 
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 

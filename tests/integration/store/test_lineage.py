@@ -17,7 +17,7 @@ from models.observations.lineage import Superseded
 from models.tables import Event, Job, now
 from worker.attempt.records import summarize
 
-from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
+from .factories import losses, make_job, make_worker, next_attempt, running, saved, ship
 
 
 def step_of(attempt: int, step: int) -> Batch:

@@ -21,7 +21,7 @@ from models.migrate import config, migrate
 from models.observations import events, lineage, metrics
 from models.tables import Checkpoint, core
 
-from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
+from .factories import losses, make_job, make_worker, next_attempt, running, saved, ship
 
 
 @pytest.fixture

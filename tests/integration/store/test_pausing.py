@@ -17,7 +17,7 @@ from models.observations import events
 from models.state import MOVES
 from models.tables import Job
 
-from .making import LEASE_MS, make_job, make_worker, running, start
+from .factories import LEASE_MS, make_job, make_worker, running, start
 
 
 def pause(database: Database, job: Job) -> Job:

@@ -17,7 +17,7 @@ from models.observations.events import NewEvent
 from models.observations.probes import CheckedProbe, ProbeChange
 from models.tables import Command, Job, JobSpec, Probe, core, now
 
-from .making import LEASE_MS, make_worker, purge_deleted, running, ship, start
+from .factories import LEASE_MS, make_worker, purge_deleted, running, ship, start
 
 SPEC = {"layers": ["fc"], "kinds": ["output"], "every": 5, "at": None, "want": ["stats"]}
 CONV = CheckedProbe({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)

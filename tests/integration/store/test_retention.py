@@ -36,7 +36,7 @@ from models.tables import (
     core,
     now,
 )
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 
 STEPS = 20
 

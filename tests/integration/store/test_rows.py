@@ -17,7 +17,7 @@ from models.migrate import config, migrate
 from models.storage import datasets
 from models.storage.artifacts import LocalArtifacts
 
-from .making import make_job, make_worker, purge_deleted, running
+from .factories import make_job, make_worker, purge_deleted, running
 
 
 def test_the_migrations_make_exactly_the_tables_and_may_run_again(

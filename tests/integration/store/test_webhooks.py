@@ -13,7 +13,7 @@ from models.access.webhooks import MAX_PER_OWNER, Sending
 from models.database import Database
 from models.jobs import attempts, jobs
 from models.tables import Delivery, Webhook, now
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 
 
 def add(database: Database, owner: str = "ada", **options: Any) -> str:

@@ -22,7 +22,7 @@ from api.submission.start import merged
 from glasshouse.cli import doctor, main
 from glasshouse.cli.processes import ROOT
 from glasshouse.client.arguments import device_of
-from tests.little_service import Serve, answer, events, job, listing, problem
+from tests.stub_api import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from glasshouse.cli import completion, main
-from tests.little_service import Serve, job, listing
+from tests.stub_api import Serve, job, listing
 
 Complete = Callable[..., list[str]]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from glasshouse.cli.job_view import JobView, sparkline
 from glasshouse.events import STATS_COLUMNS
-from tests.little_service import job
+from tests.stub_api import job
 
 
 def stats(step: int, *rows: list[Any]) -> dict[str, Any]:

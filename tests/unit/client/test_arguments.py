@@ -32,7 +32,7 @@ from glasshouse.client.modules.weight_names import with_rates
 from glasshouse.client.training import train_spec
 from glasshouse.spec import Loss, Optimizer, parse_job
 from glasshouse.suggestions import nearest
-from tests.little_service import answer, job
+from tests.stub_api import answer, job
 from tests.unit.client.test_training import LAYERS, Recorder, checked
 
 Connect = Callable[..., gh.Client]

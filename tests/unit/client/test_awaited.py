@@ -13,7 +13,7 @@ from starlette.routing import Route
 from torch.utils.data import Dataset
 
 import glasshouse as gh
-from tests.little_service import Serve, answer, job, listing
+from tests.stub_api import Serve, answer, job, listing
 
 LAYERS = [{"name": "scores", "type": "Linear", "args": {"in_features": 3, "out_features": 2}}]
 DATASET = {"id": "ds_1", "state": "ready", "splits": {"train": 6}, "columns": [], "format": "npz"}

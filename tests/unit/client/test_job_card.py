@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse.client.job_card import Card, sparkline
-from tests.little_service import Serve, answer, job, job_of, problem
+from tests.stub_api import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 LOSS = {"last": 0.31, "min": 0.29, "first_nonfinite_step": 7}

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from tests.little_service import events, job, job_of, problem
+from tests.stub_api import events, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 

@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.training import window_fields
 from glasshouse.spec import Graph, Preset, TrainJob, parse_job
-from tests.little_service import answer, job, listing, problem
+from tests.stub_api import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
 LAYERS = [

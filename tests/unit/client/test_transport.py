@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import errors
-from tests.little_service import answer, job, listing, problem
+from tests.stub_api import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
 

@@ -32,8 +32,8 @@ from models.observations.events import NewEvent
 from models.observations.probes import CheckedProbe
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer, checked, problem
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Writer, checked, problem
 
 NONFINITE = [math.inf, -math.inf, math.nan]
 
@@ -587,13 +587,13 @@ def test_what_belongs_to_others_is_not_there(
     paths = ["events", "stream", "metrics", "metrics/query?name=loss", "layers", "stats"]
     paths += ["captures", "layers/conv1/output", "tensors?name=conv1/output", "checkpoints"]
     paths += ["artifacts", "artifacts/x", "logs", "plots/loss"]
-    with scene.client(api.url, scene.make_key(sqlite, "eve")[1]) as eve:
+    with services.client(api.url, services.make_key(sqlite, "eve")[1]) as eve:
         for path in paths:
             assert problem(eve.get(f"{job}/{path}")) == (404, "job_not_found"), path
         devices = checked(eve.get("/devices"), inspection.DeviceList)["data"]
         mine = [row for row in devices if writer.job.id in row["worker"]]
         assert [(row["state"], row["job"]) for row in mine] == [("busy", None)]
-    with scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root:
+    with services.client(api.url, services.make_key(sqlite, "root", "admin")[1]) as root:
         assert root.get(f"{job}/events").status_code == 200
         devices = root.get("/devices").json()["data"]
         assert writer.job.id in [row["job"] for row in devices]

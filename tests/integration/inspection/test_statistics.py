@@ -17,8 +17,8 @@ from api.schemas import inspection
 from glasshouse import histogram_bins
 from models.jobs.shipments import Batch
 from models.observations.stats import QUANTILES, STATISTICS
-from tests.integration.window.scene import Writer, checked, problem
-from tests.integration.window.test_looking import keep, stats_record
+from tests.integration.inspection.services import Writer, checked, problem
+from tests.integration.inspection.test_queries import keep, stats_record
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 CSV = {"Accept": "text/csv"}

@@ -1,4 +1,4 @@
-"""Real processes for the tests of the window: a broker, an API, and a writer of events."""
+"""Real processes for the tests of inspection: a broker, an API, and a writer of events."""
 
 import contextlib
 import json

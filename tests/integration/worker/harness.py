@@ -1,4 +1,4 @@
-"""A service without its API: what the tests of the worker submit to, and look into."""
+"""The harness of the worker's tests: a service without its API."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def endless(dataset: str, **changes: Any) -> dict[str, Any]:
     return spec
 
 
-class Shop:
+class Harness:
     """Settings, database and artifacts of one service, and the worker processes of a test."""
 
     def __init__(self, database_url: str, redis_url: str, home: Path) -> None:
@@ -111,11 +111,11 @@ class Shop:
         self.app = make_app(self.settings)
 
     def start_worker(
-        self, name: str = "w1", *, wait: bool = True, odd: bool = False, **variables: str
+        self, name: str = "w1", *, wait: bool = True, misbehaving: bool = False, **variables: str
     ) -> subprocess.Popen[bytes]:
-        """Start a worker; an ``odd`` one is of `odd_worker`, and its ranks of `misbehaving`."""
+        """Start a worker. ``misbehaving``: its ranks do what the job's labels say."""
         more = {f"GLASSHOUSE_{key}": value for key, value in (self.variables | variables).items()}
-        module = "tests.integration.worker.odd_worker" if odd else "worker"
+        module = "tests.integration.worker.misbehaving_worker" if misbehaving else "worker"
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, "--name", name],

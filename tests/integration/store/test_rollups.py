@@ -23,7 +23,7 @@ from models.observations.rollups import LENGTH
 from models.observations.thinning import kept_places
 from models.tables import Job
 
-from .making import make_job, make_worker, next_attempt, running, saved, ship
+from .factories import make_job, make_worker, next_attempt, running, saved, ship
 
 ODD = [math.nan, math.inf, -math.inf]
 
