@@ -95,11 +95,11 @@ def quantiles(
 
     answers: list[float] = []
     for q in qs:
-        spot = q * (ends[-1] - 1)
-        rank = int(spot)
+        center = q * (ends[-1] - 1)
+        rank = int(center)
         value = ranked(rank)
-        if spot > rank:
-            value += (ranked(rank + 1) - value) * (spot - rank)
+        if center > rank:
+            value += (ranked(rank + 1) - value) * (center - rank)
         answers.append(min(max(value, low), high))
     return answers
 

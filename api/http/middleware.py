@@ -149,7 +149,7 @@ class RequestGuard:
             answer = problems.answer(error, problems.request_id_of(scope))
             await answer(scope, receive, send)
             return
-        counted = _counted(_hurried(receive, self._body_timeout_s), limit)
+        counted = _counted(_with_deadline(receive, self._body_timeout_s), limit)
         await self._app(scope, counted, send)
 
 
@@ -215,7 +215,7 @@ async def drain(receive: Receive, length: int) -> None:
             return
 
 
-def _hurried(receive: Receive, patience_s: float) -> Receive:
+def _with_deadline(receive: Receive, patience_s: float) -> Receive:
     """Limit the wait for a body: a base time, plus time for each byte received.
 
     Only the time spent waiting for the client counts.
@@ -223,7 +223,7 @@ def _hurried(receive: Receive, patience_s: float) -> Receive:
     left_s = patience_s
     done = False
 
-    async def receive_hurried() -> Message:
+    async def receive_with_deadline() -> Message:
         nonlocal left_s, done
         if done:
             return await receive()
@@ -238,7 +238,7 @@ def _hurried(receive: Receive, patience_s: float) -> Receive:
         done = message["type"] != "http.request" or not message.get("more_body")
         return message
 
-    return receive_hurried
+    return receive_with_deadline
 
 
 def _counted(receive: Receive, limit: int) -> Receive:

@@ -52,7 +52,7 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
         raise InvalidRequest(
             f"{tensor.ndim} axes cannot be drawn.", hint="Choose some with slice=, as in numpy."
         )
-    tiles, told = _tiles(tensor)
+    tiles, description = _tiles(tensor)
     values = as_float64(tiles)
     finite = values[np.isfinite(values)]
     low, high = _range(finite)
@@ -65,7 +65,7 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
         image = image.resize(size, Image.Resampling.NEAREST)
     png = io.BytesIO()
     image.save(png, "png")
-    return Picture(png.getvalue(), low, high, note + told)
+    return Picture(png.getvalue(), low, high, note + description)
 
 
 def _tiles(tensor: Array) -> tuple[Array, str]:
@@ -74,26 +74,26 @@ def _tiles(tensor: Array) -> tuple[Array, str]:
         matrix = np.atleast_1d(tensor)
         matrix = matrix if matrix.ndim == 2 else matrix[np.newaxis]
         height, width = _stride(matrix.shape[0], 1), _stride(matrix.shape[1], 1)
-        told = _every(height, width)
-        return matrix[np.newaxis, np.newaxis, ::height, ::width], told
+        description = _every(height, width)
+        return matrix[np.newaxis, np.newaxis, ::height, ::width], description
     if tensor.ndim == 3:
         shown = tensor[:MAX_TILES]
         columns = math.ceil(math.sqrt(len(shown)))
         rows = math.ceil(len(shown) / columns)
-        told = f"{len(shown)} of {len(tensor)} tiles"
+        description = f"{len(shown)} of {len(tensor)} tiles"
     else:
         columns = min(tensor.shape[1], MAX_TILES)
         rows = max(1, min(tensor.shape[0], MAX_TILES // columns))
         shown = tensor[:rows, :columns]
-        told = f"{rows} of {tensor.shape[0]} rows, {columns} of {tensor.shape[1]} columns"
+        description = f"{rows} of {tensor.shape[0]} rows, {columns} of {tensor.shape[1]} columns"
         if columns == 1:  # filters with one channel: arrange as a square, not as one column
             return _tiles(tensor[:, 0])
     height, width = _stride(tensor.shape[-2], rows), _stride(tensor.shape[-1], columns)
     shown = shown[..., ::height, ::width]
-    told = f"{told}; {_every(height, width)}"
+    description = f"{description}; {_every(height, width)}"
     if tensor.ndim == 3:
-        return shown[np.newaxis], told
-    return shown, told
+        return shown[np.newaxis], description
+    return shown, description
 
 
 def _stride(length: int, tiles: int) -> int:

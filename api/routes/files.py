@@ -61,7 +61,7 @@ def list_checkpoints(
 ) -> Response:
     """Complete and damaged checkpoints by step, without those of steps that ran again."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
         best = checkpoint_retention.best(tx, [job])
     damaged = sum(row.state == "damaged" for row in rows)
@@ -158,7 +158,7 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
 def list_artifacts(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Sorted by name."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         rows = outputs.of_job(tx, job)
     newest = max((row.created_at.timestamp() for row in rows), default=0.0)
     tag = etag(job, len(rows), round(newest * 1000))
@@ -180,7 +180,7 @@ def get_artifact(
 ) -> Response:
     """Sent as an attachment. Supports range requests."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         row = outputs.get(tx, job, name)
     size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
     return _file(request, app_state, row.key, row.name, row.media_type, etag(job, *size))

@@ -22,7 +22,7 @@ class _Size(NamedTuple):
     column: str
 
 
-def uneven(
+def scale_warning(
     resolved: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], figures: Figures
 ) -> dict[str, str] | None:
     """Return a plan's warning, or None.

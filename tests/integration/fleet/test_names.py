@@ -92,14 +92,14 @@ def test_a_name_is_free_when_its_worker_was_stopped_is_silent_or_is_known_to_hav
     with database.write() as tx:
         tx.get_one(Worker, "w1").instance = "one"
     with database.write() as tx:
-        found = workers.rival(tx, "w1", known=("two", ""), lease_ms=LEASE_MS)
+        found = workers.other_process(tx, "w1", known=("two", ""), lease_ms=LEASE_MS)
         assert found is not None
         assert (found.host, found.pid) == ("w1", 1)
-        assert workers.rival(tx, "w1", known=("two", "one"), lease_ms=LEASE_MS) is None
-        assert workers.rival(tx, "w1", known=("two", ""), lease_ms=0) is None
-        assert workers.rival(tx, "w2", known=("two", ""), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", "one"), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", ""), lease_ms=0) is None
+        assert workers.other_process(tx, "w2", known=("two", ""), lease_ms=LEASE_MS) is None
         workers.retire(tx, "w1", instance="one")
-        assert workers.rival(tx, "w1", known=("two", ""), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", ""), lease_ms=LEASE_MS) is None
 
 
 def test_a_process_that_lost_its_name_changes_nothing_of_the_worker(database: Database):

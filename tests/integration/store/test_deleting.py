@@ -113,7 +113,7 @@ def test_nobody_sees_a_deleted_job(database: Database, tmp_path: Path):
         for look in (
             lambda: jobs.get(tx, gone.id, None),
             lambda: jobs.whole(tx, gone.id, None),
-            lambda: jobs.standing(tx, gone.id, None),
+            lambda: jobs.progress(tx, gone.id, None),
             lambda: events.read(tx, gone.id, 0),
         ):
             with pytest.raises(JobNotFound):

@@ -404,7 +404,7 @@ class Histories(RuleBasedStateMachine):
         assert [entry["type"] for entry in log if entry["type"] == "state"] == states
         points = metrics.query(tx, job_id, "loss")
         assert [point.step for point in points] == told.shown
-        whole = metrics.query(tx, job_id, "loss", asked="all")
+        whole = metrics.query(tx, job_id, "loss", attempt_filter="all")
         assert len(whole) == len([entry for entry in told.log if isinstance(entry, int)])
 
     def _attempts_are_as_told(self, tx: Any, job: Job, told: Told) -> None:

@@ -107,11 +107,11 @@ def test_three_crashes_in_a_row_leave_the_record_of_one_run(
     job = make_job(database)
     all_steps = live_through(database, job, back_to)
     with database.read() as tx:
-        whole = metrics.query(tx, job.id, "loss", asked="all")
-        second = metrics.query(tx, job.id, "loss", asked=2)
-        told = events.read(tx, job.id, 0, limit=10_000, asked="all").events
+        whole = metrics.query(tx, job.id, "loss", attempt_filter="all")
+        second = metrics.query(tx, job.id, "loss", attempt_filter=2)
+        told = events.read(tx, job.id, 0, limit=10_000, attempt_filter="all").events
         log = events.read(tx, job.id, 0, limit=10_000).events
-        kept = captures.find(tx, job.id, limit=1000, asked="all")
+        kept = captures.find(tx, job.id, limit=1000, attempt_filter="all")
         small: list[events.LoggedEvent] = []
         seq = 0
         while seq < log[-1].seq:

@@ -94,7 +94,7 @@ def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
     assert sign(harness, "w1", 0.3).state == "active"
     with Redis.from_url(broker.url) as redis:
         assert 0 < redis.llen(worker_queue("w1")) <= 11  # it does not fill the broker either
-    canary.heard()
+    canary.received()
     assert not sign(harness, "w1", 0.3).unresponsive
     notifier.close()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.submission.scales import uneven
+from api.submission.scales import scale_warning
 
 FLOAT = {"dtype": "float64", "shape": []}
 COLUMNS = [
@@ -46,12 +46,12 @@ def spec(
 
 
 def told(job: dict[str, Any]) -> str | None:
-    found = uneven(job, COLUMNS, STATISTICS)
+    found = scale_warning(job, COLUMNS, STATISTICS)
     return None if found is None else found["detail"]
 
 
 def test_the_columns_the_ratio_and_what_to_write_are_named():
-    found = uneven(spec(), COLUMNS, STATISTICS)
+    found = scale_warning(spec(), COLUMNS, STATISTICS)
     assert found == {
         "pointer": "/data/normalize",
         "code": "uneven_scale",

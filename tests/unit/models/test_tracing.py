@@ -40,7 +40,7 @@ def test_the_standard_variables_turn_it_on_and_off(monkeypatch):
 def test_what_is_not_installed_is_named_and_nothing_fails(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", HERE)
     monkeypatch.setattr(tracing, "_NEEDED", ("opentelemetry.sdk", "no_such.package"))
-    assert tracing.lacks() == ["no_such.package"]
+    assert tracing.missing_packages() == ["no_such.package"]
     assert Tracing("x").provider is None
 
 

@@ -84,7 +84,7 @@ def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():
         *inventory.cpu_devices(1),
         inventory.FoundDevice("cuda:0", "cuda", 0, "a device", uuid="GPU-1"),
     ]
-    core, device = inventory.distrusted(known, "it hung")
+    core, device = inventory.mark_unhealthy(known, "it hung")
     assert core.healthy
     assert not device.healthy
     assert "it hung" in (device.reason or "")
