@@ -28,7 +28,7 @@ class Small(nn.Module):
         return self.scores(torch.relu(self.hidden(x)))
 
 
-def test_a_module_is_traced_trained_and_filled_again_while_the_loop_goes_on(
+def test_a_module_is_traced_trained_and_filled_again_while_the_loop_continues(
     local_service: LocalService,
 ):
     module = Small()

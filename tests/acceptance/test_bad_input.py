@@ -228,7 +228,7 @@ def send(http: httpx2.Client, body: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_not_finite_is_refused_by_its_place(
+def test_a_number_that_is_nan_or_inf_is_refused_by_its_place(
     number: str, http: httpx2.Client, digits: str
 ):
     body = json.dumps(digits_example(digits)).replace('"lr": 0.002', f'"lr": {number}')
@@ -240,7 +240,7 @@ def test_a_number_that_is_not_finite_is_refused_by_its_place(
     ["", "{", "nonsense", "[" * 100_000, '{"kind": "train"', "\x00", '{"a": "\ud800"}'[:-2]],
     ids=["empty", "open", "text", "deep", "cut", "zero", "half a surrogate"],
 )
-def test_what_is_not_json_is_said_to_be_so(body: str, http: httpx2.Client):
+def test_what_is_not_json_is_reported_as_such(body: str, http: httpx2.Client):
     headers = {"Content-Type": "application/json"}
     content = body.encode("utf-8", "surrogatepass")
     check_problem(http.post("/jobs", content=content, headers=headers), 400, "malformed_json")
@@ -371,7 +371,7 @@ def ended(http: httpx2.Client, path: str) -> dict[str, Any] | None:
 # --- who asks --------------------------------------------------------------------------------
 
 
-def test_without_a_key_nothing_is_told(local_service: LocalService):
+def test_without_a_key_nothing_is_reported(local_service: LocalService):
     with httpx2.Client(base_url=local_service.url) as nobody:
         for path in ("/api/v1/", "/api/v1/jobs", "/openapi.json", "/metrics", "/docs"):
             check_problem(nobody.get(path), 401, "key_missing")

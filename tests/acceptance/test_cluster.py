@@ -159,7 +159,7 @@ def other_worker(http: httpx2.Client, job: str, first: str) -> str | None:
     return workers[0] if workers and row["state"] == "running" else None
 
 
-def test_a_stream_goes_on_through_the_other_api_when_one_is_killed(
+def test_a_stream_continues_through_the_other_api_when_one_is_killed(
     cluster: Cluster, one, two, digits: str
 ):
     job = submit(two, lasting(digits, ENDLESS))

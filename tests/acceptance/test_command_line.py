@@ -325,7 +325,7 @@ def _without(value: Any, drop: Callable[[str], bool]) -> Any:
     return [_without(one, drop) for one in value] if isinstance(value, list) else value
 
 
-def test_watching_in_a_terminal_goes_on_to_the_end_of_the_job(desk: Desk):
+def test_watching_in_a_terminal_continues_to_the_end_of_the_job(desk: Desk):
     command = driver([["submit", str(desk.home / "job.json"), "--watch"]])
     sent = in_terminal(command, 80, desk.environment | {"NO_COLOR": "1"})
     assert not re.search(r"\x1b\[[0-9;]*3\dm", sent)

@@ -63,7 +63,7 @@ def test_several_jobs_on_one_line_that_is_cut_give_every_event_once(
         assert found[job] == polled(local_service, job)
 
 
-def test_a_training_that_is_told_to_stop_ends_well_and_early(client: gh.Client, digits: str):
+def test_a_training_that_is_asked_to_stop_ends_well_and_early(client: gh.Client, digits: str):
     class Enough(gh.Callback):
         def on_train_batch_end(self, step: int, logs: dict[str, float]) -> str | None:
             return "stop" if step == 10 else None

@@ -137,7 +137,7 @@ def test_the_weights_of_a_checkpoint_are_downloaded_in_parts(http: httpx2.Client
     assert load(whole.content)["fc.weight"].shape == (10, 64)
 
 
-def test_the_command_line_tells_the_same(local_service: LocalService, watched: Watched):
+def test_the_command_line_reports_the_same(local_service: LocalService, watched: Watched):
     shown = json.loads(local_service.command("metrics", watched.job.id, "loss", "--json"))
     assert shown["values"][-1] == watched.job.metrics("loss").values[-1]
     assert "validation/accuracy" in local_service.command("metrics", watched.job.id)

@@ -57,7 +57,7 @@ def sentences(num: int) -> str:
     return "\n".join(f"Then {n} gave her {a} some {f}." for n, a, f in rows)
 
 
-def test_words_that_stand_where_others_do_become_neighbours(client: gh.Client):
+def test_words_that_stand_where_others_do_become_neighbors(client: gh.Client):
     words = word2vec.upload(client, [sentences(400)])
     job = word2vec.submit(client, words, num_words=24, epochs=10, batch_size=32).wait()
     found = word2vec.neighbours(job, [*KINDS["animal"], "unheard"], num=4)
@@ -80,7 +80,7 @@ ALIKE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_real_words_have_neighbours_of_their_kind(shown: Shown):
+def test_real_words_have_neighbors_of_their_kind(shown: Shown):
     texts = [data("tiny_shakespeare") / "input.txt"]
     texts += [data("rt_polarity") / f"rt-polarity.{ending}" for ending in ("pos", "neg")]
     table = {word: nearest.split(", ") for word, nearest in shown("word2vec", *texts)}
@@ -140,7 +140,7 @@ def test_a_telling_word_is_found_in_sentences(client: gh.Client, network: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_real_sentences_are_told_apart(shown: Shown):
+def test_real_sentences_are_distinguished(shown: Shown):
     table = shown("sentiment", data("rt_polarity"))
     assert {row[0] for row in table} == set(sentiment.NETWORKS)
     for *_, tested in table:

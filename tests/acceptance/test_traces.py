@@ -125,7 +125,7 @@ def test_an_attempt_is_in_the_trace_of_the_request_that_submitted_it(traced):
     assert ends[-1] <= attempt["to"]
 
 
-def test_a_failure_is_told_without_what_the_user_wrote(traced):
+def test_a_failure_is_reported_without_what_the_user_wrote(traced):
     local_service, receiver = traced
     job = _run(local_service, name="secret-project", timeout_s=0.01, stop={"steps": 10**6})
     assert job["state"] == "failed"
@@ -142,7 +142,7 @@ def test_a_failure_is_told_without_what_the_user_wrote(traced):
     assert "secret-project" not in json.dumps(receiver.spans)
 
 
-def test_a_pause_is_no_failure_and_what_goes_on_is_in_the_same_trace(traced):
+def test_a_pause_is_no_failure_and_what_continues_is_in_the_same_trace(traced):
     local_service, receiver = traced
 
     def attempts() -> list[dict[str, Any]]:

@@ -154,7 +154,7 @@ def test_the_service_reads_no_archives_but_by_its_own_reader(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.startswith(SERVER)])
-def test_the_service_connects_to_what_users_name_through_one_door_only(name: str):
+def test_the_service_connects_to_what_users_name_through_one_module_only(name: str):
     if name not in MAY_CONNECT:
         assert list(wrong((ROOT / name).read_text(), CONNECTIONS, rules=False)) == []
 

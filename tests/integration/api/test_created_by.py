@@ -66,7 +66,7 @@ def test_what_is_asked_of_a_job_later_changes_nothing(named: Named, spec: dict[s
     assert (renamed["name"], renamed["created_by"]) == ("renamed", "laptop")
 
 
-def test_a_retry_and_a_fork_are_of_whoever_asked_for_them(
+def test_a_retry_and_a_fork_are_of_their_requester(
     each_service: Api, named: Named, spec: dict[str, Any]
 ):
     laptop, other = named("laptop"), named("other")

@@ -56,7 +56,7 @@ def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):
     opened.close()
 
 
-def test_a_deadlock_is_told_as_what_it_is(postgresql: Database, postgres_url: str):
+def test_a_deadlock_is_reported_as_what_it_is(postgresql: Database, postgres_url: str):
     make_worker(postgresql, "a")
     make_worker(postgresql, "b")
 

@@ -14,7 +14,7 @@ from worker import dispatch
 from worker.wakeups.sweep import Sweep
 
 
-def test_a_job_of_which_no_worker_was_told_is_begun_by_the_first_sweep(
+def test_a_job_of_which_no_worker_was_notified_is_begun_by_the_first_sweep(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_worker(database)

@@ -147,7 +147,7 @@ def test_a_client_that_goes_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-def test_a_second_api_process_sees_what_is_written_through_the_first_bell(
+def test_a_second_api_process_sees_what_is_written_through_the_first_wakeup(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
     _, secret = services.make_key(sqlite, "ada")

@@ -47,7 +47,7 @@ def test_a_gap_comes_though_only_some_types_are_wanted(
     assert [message.event for message in seen] == ["gap", "state", "end"]
 
 
-def test_of_several_jobs_only_the_one_with_a_gap_tells_of_one(
+def test_of_several_jobs_only_the_one_with_a_gap_reports_one(
     ada: httpx2.Client, sqlite: Database, writer: Writer
 ) -> None:
     writer.losses([1.0] * 10)
@@ -62,7 +62,7 @@ def test_of_several_jobs_only_the_one_with_a_gap_tells_of_one(
     assert sum(message.event == "end" for message in seen) == 2
 
 
-def test_the_client_gives_the_gap_out_and_goes_on_to_the_end(
+def test_the_client_gives_the_gap_out_and_continues_to_the_end(
     ada: httpx2.Client, sqlite: Database, writer: Writer
 ) -> None:
     writer.losses([1.0] * 10)

@@ -215,7 +215,7 @@ def test_bfloat16_is_kept_in_safetensors(ada: httpx2.Client, writer: Writer, hom
     assert ada.get(path).json()["values"][1] == "NaN"
 
 
-def test_a_step_that_was_not_captured_names_its_neighbours(
+def test_a_step_that_was_not_captured_names_its_neighbors(
     ada: httpx2.Client, writer: Writer, home: Path
 ) -> None:
     path = f"/jobs/{writer.job.id}/layers"

@@ -164,7 +164,7 @@ def test_arrow_and_csv_hold_the_same_as_json(ada: httpx2.Client, watched: str) -
     assert problem(other) == (406, "not_acceptable")
 
 
-def test_what_is_not_finite_is_so_in_every_format(ada: httpx2.Client, writer: Writer) -> None:
+def test_what_is_nan_or_inf_is_so_in_every_format(ada: httpx2.Client, writer: Writer) -> None:
     odd = [math.nan, math.inf, -math.inf]
     row = ["=conv1", "output", *odd, *[0.0] * 6]
     writer.ship(Batch(stats=[stats_record(4, [row])]))

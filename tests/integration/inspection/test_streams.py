@@ -202,7 +202,7 @@ def test_several_jobs_come_in_one_stream_and_resume_from_pairs(
     assert foreign.status_code == 400
 
 
-def test_a_job_of_somebody_else_cannot_be_watched(
+def test_a_job_of_another_owner_cannot_be_watched(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
     _, secret = services.make_key(sqlite, "eve")

@@ -67,7 +67,7 @@ def test_status_and_doctor_find_it_well(running: RunningStack):
     assert checks["service"] == checks["home"] == "ok"
 
 
-def test_a_job_is_submitted_watched_and_looked_into(running: RunningStack, tmp_path: Path):
+def test_a_job_is_submitted_watched_and_inspected(running: RunningStack, tmp_path: Path):
     changes = ["-s", "stop.epochs=2", "-s", 'probes.0.want=["stats","full"]']
     done = command(running.home, "submit", str(SPEC), *changes, "--watch")
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_a_webhook_is_made_listed_and_removed(running: RunningStack):
     assert made["secret"] not in (running.home / "logs" / "api.log").read_text()
 
 
-def test_status_tells_of_the_warnings_and_doctor_of_every_check(running: RunningStack):
+def test_status_reports_the_warnings_and_doctor_of_every_check(running: RunningStack):
     done = command(running.home, "doctor", "--json")
     names = {check["name"] for check in json.loads(done.stdout)}
     assert {"space", "revision", "integrity"} <= names

@@ -56,7 +56,7 @@ def test_what_a_rank_did_is_stored_with_its_events_or_not_at_all(database: Datab
     assert (found.state, found.step, found.old) == ("applied", 7, {"optimizer.lr": 0.1})
 
 
-def test_a_later_attempt_is_told_what_held_from_its_first_step_on(database: Database):
+def test_a_later_attempt_gets_what_held_from_its_first_step_on(database: Database):
     make_worker(database)
     job = make_job(database)
     running(database, job)

@@ -174,7 +174,7 @@ def test_a_job_whose_checkpoint_is_in_use_is_not_deleted(database: Database):
         assert len(checkpoints.of_job(tx, job.id)) == 1
 
 
-def test_a_purge_that_is_ended_goes_on_the_next_time(database: Database, tmp_path: Path):
+def test_a_purge_that_is_ended_continues_the_next_time(database: Database, tmp_path: Path):
     make_worker(database, cores=8)
     job = make_full(database, 50)
     delete(database, job)

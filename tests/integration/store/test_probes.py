@@ -59,7 +59,7 @@ def test_the_probes_of_a_spec_are_active_from_step_0(database: Database):
     assert (row.body, row.matched, row.bytes_per_step) == (SPEC, ["fc"], 40)
 
 
-def test_a_change_is_pending_until_the_rank_has_taken_up_its_revision(database: Database):
+def test_a_change_is_pending_until_the_rank_has_applied_its_revision(database: Database):
     make_worker(database)
     job = watched_job(database)
     claim = running(database, job)

@@ -53,7 +53,7 @@ def test_a_cancel_at_every_point_of_the_worker_ends_the_job(harness: Harness):
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_cancel_reaches_a_rank_that_says_more_than_the_ledger_takes(any_harness: Harness):
+def test_a_cancel_reaches_a_rank_that_says_more_than_the_database_takes(any_harness: Harness):
     """A shipment takes longer than a fifth of the lease, so that it has twenty records."""
     harness = any_harness
     harness.start_worker(misbehaving=True, LEASE_S="5")

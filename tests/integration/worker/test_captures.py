@@ -175,7 +175,7 @@ def test_a_killed_rank_has_stored_what_it_had_said(harness: Harness):
 
 
 @pytest.mark.slow
-def test_a_ledger_that_is_away_loses_and_doubles_no_tensor(harness: Harness):
+def test_a_database_that_is_unavailable_loses_and_doubles_no_tensor(harness: Harness):
     """Nothing of the ring is written over before its rows are stored; what finds no room counts."""
     harness.start_worker(CAPTURE_BUFFER_BYTES="65536")
     probe = EVERYTHING | {"every": 20}

@@ -46,7 +46,7 @@ def test_dispatchers_that_race_give_each_job_and_each_device_once(any_harness: H
     assert len(set(held)) == 8
 
 
-def test_one_bell_of_many_takes_the_attempt(any_harness: Harness):
+def test_one_wakeup_of_many_takes_the_attempt(any_harness: Harness):
     register(any_harness, "a")
     (job_id,) = one_core(1, any_harness)
     dispatch(any_harness.database, any_harness.settings)
@@ -111,7 +111,7 @@ def test_a_second_attempt_may_make_the_same_artifacts_and_steps(any_harness: Har
     assert (job.state, job.infra_failures) == ("queued", 0)
 
 
-def test_a_ledger_that_is_away_for_a_while_stops_no_training(harness: Harness):
+def test_a_database_that_is_unavailable_for_a_while_stops_no_training(harness: Harness):
     harness.start_worker(LEASE_S="3")
     job_id = harness.submit(endless(harness.dataset()))
     before = harness.wait_step(job_id).progress

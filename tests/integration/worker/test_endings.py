@@ -43,7 +43,7 @@ def members(harness: Harness, job_id: str) -> Callable[[], list[processes.Identi
     ],
 )
 @pytest.mark.shared_worker("misbehaving")
-def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_go_on(
+def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_continue(
     way: str, kind: str, word: str, harness: Harness
 ):
     dataset = harness.dataset()
@@ -61,7 +61,7 @@ def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_go
     assert harness.job(other).state == "running"
 
 
-def test_a_crash_that_passes_is_tried_again_after_a_while_that_doubles(harness: Harness):
+def test_a_crash_that_passes_is_retried_after_a_while_that_doubles(harness: Harness):
     harness.start_worker(misbehaving=True, RETRY_S="0.8")
     job_id = harness.submit(train_spec(harness.dataset(), labels=misbehaving("crash", attempts=2)))
     until(lambda: harness.attempts(job_id) and harness.attempts(job_id)[0].exit_kind)
@@ -96,7 +96,7 @@ def test_a_spec_may_forbid_restarts(harness: Harness):
 
 
 @pytest.mark.shared_worker("misbehaving")
-def test_memory_that_runs_out_is_told_with_what_was_asked_for_and_what_was_planned(
+def test_memory_that_runs_out_is_reported_with_what_was_asked_for_and_what_was_planned(
     harness: Harness,
 ):
     spec = endless(harness.dataset(), labels=misbehaving("ask-for-memory", 2))
@@ -133,7 +133,7 @@ def growing(dataset: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.shared_worker("misbehaving")
-def test_a_job_that_runs_out_of_memory_goes_on_with_smaller_batches(harness: Harness):
+def test_a_job_that_runs_out_of_memory_continues_with_smaller_batches(harness: Harness):
     cap = 50 * 2**20 / psutil.virtual_memory().total
     guards = {"memory": {"on_oom": "halve_batch", "cap_fraction": cap}}
     dataset = harness.dataset()
@@ -186,7 +186,7 @@ def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(har
     ],
 )
 @pytest.mark.shared_worker("misbehaving")
-def test_failures_of_the_house_are_tried_again_and_keep_their_names(
+def test_failures_of_the_service_are_retried_and_keep_their_names(
     way: str, kind: str, code: str, harness: Harness
 ):
     spec = endless(harness.dataset(), labels=misbehaving(way, 2), retry={"max_restarts": 1})
@@ -200,7 +200,7 @@ def test_failures_of_the_house_are_tried_again_and_keep_their_names(
 
 
 @pytest.mark.shared_worker
-def test_an_index_out_of_range_names_the_layer_and_is_not_tried_again(harness: Harness):
+def test_an_index_out_of_range_names_the_layer_and_is_not_retried(harness: Harness):
     spec = train_spec(harness.dataset())
     spec["data"]["fields"]["y"]["dim"] = 3
     table = {"name": "table", "type": "Embedding", "inputs": ["y"]}
@@ -218,7 +218,7 @@ def test_an_index_out_of_range_names_the_layer_and_is_not_tried_again(harness: H
 
 
 @pytest.mark.shared_worker
-def test_a_failure_by_numbers_that_are_not_finite_names_the_first_bad_layer(harness: Harness):
+def test_a_failure_by_numbers_that_are_nan_or_inf_names_the_first_bad_layer(harness: Harness):
     spec = train_spec(harness.dataset())
     spec["loss"] = {"type": "BCELoss", "args": {}, "inputs": ["root", "target"]}
     spec["network"]["layers"] += [
@@ -234,7 +234,7 @@ def test_a_failure_by_numbers_that_are_not_finite_names_the_first_bad_layer(harn
     assert kinds(harness, job_id) == ["nonfinite"]
 
 
-def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_said_to_stall(harness: Harness):
+def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_reported_as_stalled(harness: Harness):
     harness.start_worker(
         misbehaving=True, LEASE_S="2", STALL_TIMEOUT_S="1", GRACE_S="1", KILL_S="1"
     )
@@ -255,7 +255,7 @@ def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_said_to_stall(harness:
 
 
 @pytest.mark.shared_worker("misbehaving")
-def test_a_job_that_goes_on_after_a_stall_ends_well(harness: Harness):
+def test_a_job_that_continues_after_a_stall_ends_well(harness: Harness):
     spec = train_spec(harness.dataset(), labels=misbehaving("doze", 3), stall_timeout_s=0.6)
     job_id = harness.submit(spec)
     assert harness.wait(job_id).state == "succeeded"
@@ -367,7 +367,7 @@ def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(harness
     assert kept <= 2 * logs.MAX_STREAM_BYTES
 
 
-def test_a_job_stands_still_while_too_much_of_it_waits_for_the_ledger(harness: Harness):
+def test_a_job_stands_still_while_too_much_of_it_waits_for_the_database(harness: Harness):
     harness.start_worker(MAX_BACKLOG_BYTES="60000", LEASE_S="60")
     job_id = harness.submit(endless(harness.dataset()))
     harness.wait_step(job_id)

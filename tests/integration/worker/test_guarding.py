@@ -27,7 +27,7 @@ def told(harness: Harness, job_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.shared_worker
-def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_tried_again(
+def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_retried(
     harness: Harness,
 ):
     job_id = harness.submit(guarded(harness, {"action": "fail"}))
@@ -58,7 +58,7 @@ def test_a_job_that_skips_is_counted_and_ends_when_all_are_skipped(harness: Harn
 
 
 @pytest.mark.shared_worker
-def test_a_job_that_says_nothing_is_told_and_goes_on(harness: Harness):
+def test_a_job_that_says_nothing_is_reported_and_continues(harness: Harness):
     spec = guarded(harness, {})
     del spec["guards"]
     job_id = harness.submit(spec)

@@ -46,7 +46,7 @@ def heard_ms(harness: Harness) -> int:
     return row.canary_ms
 
 
-def test_a_worker_hears_its_bell_and_is_deaf_only_while_the_broker_is_away(
+def test_a_worker_receives_its_wakeup_and_is_unresponsive_only_while_the_broker_is_unavailable(
     harness: Harness, broker: Broker
 ):
     harness.start_worker(CANARY_S="0.5")
@@ -68,7 +68,7 @@ def test_a_worker_hears_its_bell_and_is_deaf_only_while_the_broker_is_away(
     until(lambda: harness.logged("w1", "worker_responsive"))
 
 
-def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_deaf(
+def test_a_worker_that_beats_while_nobody_takes_its_messages_is_seen_to_be_unresponsive(
     harness: Harness, broker: Broker
 ):
     """Connected but unresponsive: the rings reach the broker, and nobody listens on the queue."""
@@ -168,7 +168,9 @@ def deliveries(harness: Harness, webhook: str) -> list[Any]:
 
 
 @pytest.mark.shared_worker
-def test_moves_are_told_signed_and_again_until_they_are_taken(harness: Harness, receiver: Receiver):
+def test_moves_are_reported_signed_and_again_until_they_are_taken(
+    harness: Harness, receiver: Receiver
+):
     receiver.answers = [500, 302, 503]
     good, secret = hook(harness, f"http://127.0.0.1:{receiver.port}/hook")
     few, _ = hook(harness, f"http://127.0.0.1:{receiver.port}/few", events=["job.failed"])
@@ -252,7 +254,7 @@ def test_below_the_least_free_space_tensors_are_dropped_and_counted_and_nothing_
     assert {entry["what"] for entry in told} == {"captures: No space left on device"}
 
 
-def test_on_a_real_small_disk_that_fills_up_a_job_goes_on_and_loses_nothing(tmp_path: Path):
+def test_on_a_real_small_disk_that_fills_up_a_job_continues_and_loses_nothing(tmp_path: Path):
     """In a mount namespace of its own, where this system allows one."""
     probe = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=1m t {tmp_path}"]
     may = shutil.which("unshare") and subprocess.run(probe, capture_output=True, check=False)

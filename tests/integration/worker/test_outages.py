@@ -90,7 +90,7 @@ def postgres_harness(
 
 
 @pytest.mark.timeout(240 + 3 * OUTAGE_S)
-def test_training_goes_on_while_the_database_is_away(
+def test_training_continues_while_the_database_is_unavailable(
     mortal_postgres: Postgres, postgres_harness: Harness
 ):
     harness = postgres_harness

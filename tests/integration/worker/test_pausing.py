@@ -75,7 +75,7 @@ def slow(harness: Harness, steps: int = 400, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.shared_worker
-def test_a_paused_job_has_its_checkpoint_and_no_device_and_goes_on(harness: Harness):
+def test_a_paused_job_has_its_checkpoint_and_no_device_and_continues(harness: Harness):
     job_id = harness.submit(slow(harness))
     harness.wait_step(job_id, 5)
     pause(harness, job_id)
@@ -117,7 +117,7 @@ def test_losses_and_weights_after_a_pause_are_those_of_the_undisturbed_job(any_h
     assert all((files[0][name] == files[1][name]).all() for name in files[0])
 
 
-def test_a_paused_job_goes_on_bit_for_bit_on_another_machine(harness: Harness):
+def test_a_paused_job_resumes_bit_for_bit_on_another_machine(harness: Harness):
     """The worker that had it is gone; the other has only the database and the artifacts."""
     harness.start_worker("w1")
     spec = slow(harness, 200)

@@ -218,7 +218,9 @@ def test_a_training_that_stops_early_says_why(harness: Harness):
 
 
 @pytest.mark.shared_worker
-def test_rows_of_validation_are_run_after_every_epoch_where_nothing_else_is_said(harness: Harness):
+def test_rows_of_validation_are_run_after_every_epoch_where_nothing_else_is_reported(
+    harness: Harness,
+):
     dataset = harness.dataset()
     whole = endless(dataset) | {"stop": {"epochs": 3}}
     whole["data"] |= {"validation": {"dataset": dataset, "split": "train"}}
@@ -259,7 +261,7 @@ def test_a_worker_ends_with_its_lifeline(harness: Harness):
     assert process.wait(60) == 0, harness.logs()
 
 
-def test_a_dead_nursery_is_replaced_and_its_job_runs_again(harness: Harness):
+def test_a_dead_fork_server_is_replaced_and_its_job_runs_again(harness: Harness):
     worker = harness.start_worker()
     job_id = harness.submit(endless(harness.dataset()))
     harness.wait_step(job_id)
@@ -291,7 +293,7 @@ def test_a_rank_sees_nothing_of_the_services_environment(harness: Harness):
 
 
 @pytest.mark.slow
-def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(harness: Harness):
+def test_a_wakeup_that_arrives_a_hundred_times_makes_one_attempt(harness: Harness):
     harness.start_workers("w1", "w2")
     job_id = harness.submit(train_spec(harness.dataset()), ring=False)
     for _ in range(100):
@@ -304,7 +306,7 @@ def test_a_bell_that_rings_a_hundred_times_makes_one_attempt(harness: Harness):
     assert len(harness.attempts(job_id)) == 1
 
 
-def test_a_job_submitted_while_the_broker_is_away_runs(harness: Harness, broker: Broker):
+def test_a_job_submitted_while_the_broker_is_unavailable_runs(harness: Harness, broker: Broker):
     harness.start_worker()
     broker.kill()
     job_id = harness.submit(train_spec(harness.dataset()), ring=False)

@@ -106,10 +106,10 @@ BATCH_NORM = {"name": "norm", "type": "BatchNorm1d", "inputs": ["x"]}
         "an image", "a field that no layer reads", "classes", "the first field is read by default",
     ],
 )  # fmt: skip
-def test_nothing_is_said_of(job: dict[str, Any]):
+def test_nothing_is_reported_of(job: dict[str, Any]):
     assert told(job) is None
 
 
-def test_one_reader_without_a_normalisation_is_enough():
+def test_one_reader_without_a_normalization_is_enough():
     layers = (BATCH_NORM, {**LINEAR, "inputs": ["norm"]}, {**LINEAR, "name": "skip"})
     assert told(spec(*layers)) is not None

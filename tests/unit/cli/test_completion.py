@@ -63,7 +63,7 @@ def test_ids_and_names_are_offered_as_they_begin(
     assert complete("wat") == ["watch"]
 
 
-def test_a_service_that_is_away_or_refuses_offers_nothing_and_says_nothing(
+def test_a_service_that_is_unavailable_or_refuses_offers_nothing_and_says_nothing(
     complete: Complete, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     assert complete("watch", "") == []

@@ -63,7 +63,7 @@ def test_rows_are_read_off_the_loop_and_by_the_blocking_client_in_its_own_thread
         assert threading.active_count() == before
 
 
-def test_waiting_can_be_cut_short_and_the_client_goes_on(serve: Serve):
+def test_waiting_can_be_cut_short_and_the_client_continues(serve: Serve):
     async def wait() -> None:
         async with gh.AsyncClient(serve(training()), "k") as client:
             found = await client.jobs.get("job_1")

@@ -103,7 +103,7 @@ def test_a_stream_of_some_types_knows_when_it_is_over(connect: Connect):
     assert streamed.types == ["end,state"]
 
 
-def test_numbers_that_are_not_finite_arrive_as_numbers(connect: Connect):
+def test_numbers_that_are_nan_or_inf_arrive_as_numbers(connect: Connect):
     stream = job_of(connect(Streamed(events(), []).route)).stream(types=["metrics"])
     losses = [event.values["loss"] for event in stream]  # pyright: ignore
     assert math.isnan(losses[5])
@@ -132,7 +132,7 @@ def test_a_job_that_does_not_exist_is_not_asked_for_again(connect: Connect):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_service_that_stays_away_is_given_up_on(connect: Connect):
+def test_a_service_that_stays_unavailable_is_given_up_on(connect: Connect):
     def stream(request: Request) -> Response:
         return problem(503, "draining", retryable=True)
 

@@ -58,7 +58,7 @@ def test_training_ends_and_says_why(digits, tmp_path):
     assert of_type(records, "checkpoint")[-1]["final"]
 
 
-def test_a_job_that_had_ended_early_does_not_go_on(digits, tmp_path):
+def test_a_job_that_had_ended_early_does_not_continue(digits, tmp_path):
     job = spec(**JUDGED, optimizer=STUCK, stop={"epochs": 50, "early": EARLY})
     run(tmp_path / "a", job, digits)
     there = {"dir": str(tmp_path / "a/checkpoints/step-8"), "step": 8}

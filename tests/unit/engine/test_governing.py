@@ -124,7 +124,7 @@ def test_all_that_watch_together_stay_within_the_budget():
     assert all(item.factor > 1 for item in pair)
 
 
-def test_what_probes_without_a_budget_cost_is_told_apart_from_the_others():
+def test_what_probes_without_a_budget_cost_is_distinguished_from_the_others():
     free, held = watch(0, max_overhead=None), watch(1, max_overhead=0.03)
     job = Job({free: 0.1e-3, held: 0.01e-3}).go(400)
     assert job.governor.fractions() == pytest.approx((0.11, 0.1))

@@ -289,7 +289,7 @@ class StopAfter:
 
 
 @pytest.mark.parametrize("ends_as", ["paused", "interrupted", "cancelled"])
-def test_a_run_that_was_stopped_goes_on(digits, tmp_path, whole, ends_as):
+def test_a_run_that_was_stopped_continues(digits, tmp_path, whole, ends_as):
     directory, _, records = whole("AdamW")
     job = spec(**KINDS["AdamW"])
     assignment = Assignment.read(
@@ -398,7 +398,7 @@ def test_a_damaged_checkpoint_fails_so_that_an_older_one_can_be_tried(
     capfd.readouterr()
 
 
-def test_other_threads_are_allowed_and_told(digits, tmp_path, whole, capfd):
+def test_other_threads_are_allowed_and_reported(digits, tmp_path, whole, capfd):
     directory, job, _ = whole("dropout and momentum")
     there = {"dir": str(directory / "checkpoints" / "step-3"), "step": 3}
     run(tmp_path, job, digits, resume=there, device={"type": "cpu", "threads": 2})

@@ -245,7 +245,7 @@ def test_the_best_is_held_while_another_one_is_written(tmp_path, gate):
     assert (bench.saved(1), bench.saved(3), bench.saved(4)) == ({1.0}, {3.0}, {4.0})
 
 
-def test_a_best_state_that_is_in_no_checkpoint_is_told(tmp_path, monkeypatch):
+def test_a_best_state_that_is_in_no_checkpoint_is_reported(tmp_path, monkeypatch):
     """A copy takes more than an epoch: what was not asked for may not cost as much."""
     bench, clock = by_default(tmp_path, monkeypatch, copy_s=1.0, write_s=10.0)
     epoch(bench, clock, 0, seconds=500.0, loss=9.0)
@@ -297,7 +297,7 @@ def test_a_save_that_is_waited_for_is_there_and_raises_what_prevents_it(tmp_path
         bench.save(2, wait=True)
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, capfd):
+def test_a_save_that_fails_is_reported_and_the_next_one_works(tmp_path, capfd):
     bench = Bench(tmp_path)
     bench.save(1, wait=True)
     (tmp_path / "checkpoints").rename(tmp_path / "away")

@@ -124,7 +124,7 @@ def test_figures_are_means_per_step_and_rates_per_second():
     assert "throughput/flops_fraction" not in figures_of(laps, Work(flops_per_row=10.0))
 
 
-def test_what_comes_after_the_last_step_is_told_with_the_steps_before_it():
+def test_what_comes_after_the_last_step_is_reported_with_the_steps_before_it():
     clock = HostClock()
     timing = Timing(clock, Work())
     clock.mark("forward")

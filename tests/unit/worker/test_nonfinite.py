@@ -109,7 +109,7 @@ def test_the_hint_is_the_first_cause_of_the_first_finding():
     assert (error["step"], error["nonfinite"]["kind"]) == (5, "output")
 
 
-def test_a_bad_row_stays_one_although_the_loss_was_not_finite():
+def test_a_bad_row_stays_one_although_the_loss_was_nan_or_inf():
     """What the data has is not caused by the numbers of the network, and neither is its advice."""
     nonfinite = Nonfinite()
     nonfinite.on_metric(6, "loss", math.nan)

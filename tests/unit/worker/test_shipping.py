@@ -37,7 +37,7 @@ def test_the_summary_has_last_least_and_greatest(tmp_path: Path):
     assert shipment.batch.job["summary"] == {"loss": expected}
 
 
-def test_a_loss_that_is_not_finite_is_last_and_neither_least_nor_greatest(tmp_path: Path):
+def test_a_loss_that_is_nan_or_inf_is_last_and_neither_least_nor_greatest(tmp_path: Path):
     _, shipment = sort(tmp_path, metrics(0, loss=1.0), metrics(1, loss="NaN"))
     entry = shipment.batch.job["summary"]["loss"]
     assert math.isnan(entry["last"])
