@@ -107,7 +107,7 @@ def quantiles(
 def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
     """A histogram of at most ``num`` bars, about equally wide where bins are narrow enough.
 
-    Neighbouring bins are merged, none is divided or dropped: counts keep their sum.
+    Neighboring bins are merged, none is divided or dropped: counts keep their sum.
     Far from zero a bar is as wide as a bin, so draw counts over widths.
     """
     if num < 1:

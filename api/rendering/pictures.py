@@ -56,8 +56,8 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
     values = as_float64(tiles)
     finite = values[np.isfinite(values)]
     low, high = _range(finite)
-    colours = _coloured(values, low, high)
-    pixels = _laid_out(colours, tensor.ndim)
+    colors = _colored(values, low, high)
+    pixels = _laid_out(colors, tensor.ndim)
     zoom = max(1, min(_MAX_ZOOM, _SIDE // max(pixels.shape[:2])))
     image = Image.fromarray(pixels)
     if zoom > 1:
@@ -116,30 +116,30 @@ def _range(finite: NDArray[np.float64]) -> tuple[float, float]:
     return low, high
 
 
-def _coloured(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+def _colored(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
     """Return red, green and blue of each value."""
     from matplotlib import colormaps  # noqa: PLC0415 (slow to import, when asked)
 
-    colour_of: Any = colormaps["RdBu_r" if low < 0 else "viridis"]
+    color_of: Any = colormaps["RdBu_r" if low < 0 else "viridis"]
     finite = np.isfinite(values)
     middle = 0.5 if low < 0 else 0.0
     span = high / 2 - low / 2  # for the largest doubles, the difference itself overflows
     scaled = np.full(values.shape, middle)
     if span > 0:
         scaled[finite] = (values[finite] / 2 - low / 2) / span
-    colours: NDArray[np.uint8] = colour_of(scaled, bytes=True)[..., :3].copy()
-    colours[np.isnan(values)] = _NAN
-    colours[np.isinf(values)] = _INFINITE
-    return colours
+    colors: NDArray[np.uint8] = color_of(scaled, bytes=True)[..., :3].copy()
+    colors[np.isnan(values)] = _NAN
+    colors[np.isinf(values)] = _INFINITE
+    return colors
 
 
-def _laid_out(colours: NDArray[np.uint8], ndim: int) -> NDArray[np.uint8]:
+def _laid_out(colors: NDArray[np.uint8], ndim: int) -> NDArray[np.uint8]:
     """Combine (rows, columns, height, width, 3) into one image, with lines between the tiles."""
-    rows, columns, height, width, _ = colours.shape
+    rows, columns, height, width, _ = colors.shape
     if ndim <= 2:
-        whole = colours[0, 0]
+        whole = colors[0, 0]
         return np.repeat(whole, _STRIP_ROWS, axis=0) if len(whole) == 1 else whole
-    tiles = colours.reshape(-1, height, width, 3)
+    tiles = colors.reshape(-1, height, width, 3)
     if rows == 1:  # a list of tiles: as square as possible
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)

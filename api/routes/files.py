@@ -114,7 +114,7 @@ def get_learned(
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
     if LEARNED not in row.files:
-        detail = "Its job learned nothing of the training rows: it neither normalises, nor fills"
+        detail = "Its job learned nothing of the training rows: it neither normalizes, nor fills"
         raise ArtifactNotFound(f"{detail} missing values by them, nor reads texts.")
     return _part(request, app_state, row, LEARNED, f"{row.id}-data.safetensors")
 

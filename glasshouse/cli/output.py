@@ -138,7 +138,7 @@ def facts(values: Mapping[str, Any]) -> None:
 
 
 def printable(text: str) -> str:
-    """A text without what would move a terminal's cursor, or change its colours."""
+    """A text without what would move a terminal's cursor, or change its colors."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 

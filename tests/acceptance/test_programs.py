@@ -60,7 +60,7 @@ def sentences(num: int) -> str:
 def test_words_that_stand_where_others_do_become_neighbors(client: gh.Client):
     words = word2vec.upload(client, [sentences(400)])
     job = word2vec.submit(client, words, num_words=24, epochs=10, batch_size=32).wait()
-    found = word2vec.neighbours(job, [*KINDS["animal"], "unheard"], num=4)
+    found = word2vec.neighbors(job, [*KINDS["animal"], "unheard"], num=4)
     assert set(found) == set(KINDS["animal"])
     for word, nearest in found.items():
         assert set(nearest) == set(KINDS["animal"]) - {word}
@@ -105,8 +105,8 @@ def test_a_table_of_numbers_is_predicted_better_than_by_its_mean(shown: Shown, t
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_the_quality_of_wine_is_predicted(shown: Shown):
-    colours = [data("wine_quality") / f"winequality-{colour}.csv" for colour in ("red", "white")]
-    for _, _, network, _, _, explained in shown("wine", *colours):
+    colors = [data("wine_quality") / f"winequality-{color}.csv" for color in ("red", "white")]
+    for _, _, network, _, _, explained in shown("wine", *colors):
         assert float(explained) > (0.25 if network == "linear" else 0.33)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 LEAST_SAMPLES = 12
 MOST_POINTS = 90
-"""So many medians of neighbours stand for all samples: the pairs of those are quickly gone over."""
+"""So many medians of neighbors stand for all samples: the pairs of those are quickly gone over."""
 
 
 @dataclass(frozen=True)

@@ -351,5 +351,5 @@ def test_columns_of_very_different_scale_are_warned_of_unless_something_normaliz
     (detail,) = told(spec)
     assert "'mass' has values of about 4.02e+03, and 'depth'" in detail
     assert "uneven_scale" in [one["code"] for one in made(api, spec)["warnings"]]
-    normalised = {"normalize": {"x": {"type": "standard"}}}
-    assert told(spec | {"data": spec["data"] | normalised}) == []
+    normalized = {"normalize": {"x": {"type": "standard"}}}
+    assert told(spec | {"data": spec["data"] | normalized}) == []

@@ -56,7 +56,7 @@ def test_the_columns_the_ratio_and_what_to_write_are_named():
         "pointer": "/data/normalize",
         "code": "uneven_scale",
         "detail": "the column 'mass' has values of about 4.28e+03, and 'depth' of about 17.3, 247"
-        " times less, and nothing normalises them: few networks learn well from that; write"
+        " times less, and nothing normalizes them: few networks learn well from that; write"
         ' "normalize": {"x": {"type": "standard"}} into data',
     }
 
@@ -101,7 +101,7 @@ BATCH_NORM = {"name": "norm", "type": "BatchNorm1d", "inputs": ["x"]}
         spec({"name": "fc", "type": "Linear"}, x=dense("depth"), other=dense("mass")),
     ],
     ids=[
-        "normalised", "normalised by its first layer", "normalised behind cat", "scaled by hand",
+        "normalized", "normalized by its first layer", "normalized behind cat", "scaled by hand",
         "of one scale", "one-hot beside it", "columns without figures", "a single column",
         "an image", "a field that no layer reads", "classes", "the first field is read by default",
     ],

@@ -152,7 +152,7 @@ def seen_layers(count: int) -> JobView:
 
 
 def in_terminal(view: JobView, width: int, height: int, encoding: str = "utf-8") -> str:
-    """What a terminal of this size shows, without its colours."""
+    """What a terminal of this size shows, without its colors."""
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
     console = Console(
         file=text, width=width, height=height, force_terminal=True, color_system=None, emoji=False

@@ -464,7 +464,7 @@ def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
         ("stepsize", ["step_size", "gamma"], ["step_size"]),
         ("learning_rate", ["lr", "betas"], ["lr"]),
         ("label_smooth", ["label_smoothing", "reduction"], ["label_smoothing"]),
-        ("colour", ["in_features", "out_features", "bias"], []),
+        ("color", ["in_features", "out_features", "bias"], []),
         ("x", [], []),
     ],
 )
