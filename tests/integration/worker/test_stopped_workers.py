@@ -1,4 +1,4 @@
-"""A worker that stands still beyond its lease, and wakes: it has lost its job, and knows it."""
+"""A worker that is stopped for longer than its lease and then continues: it has lost its jobs."""
 
 import os
 import signal
