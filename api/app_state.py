@@ -47,7 +47,7 @@ class AppState:
         """Let open streams and waits finish, because the process is about to end."""
         self.draining.set()
         self.streams.drain()
-        self.wakeups.ring_all()
+        self.wakeups.wake_all()
 
 
 def make_resources(settings: Settings) -> AppState:

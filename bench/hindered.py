@@ -37,7 +37,7 @@ from bench.watching import ALL, Bench, cnn
 from engine.training.loop import train
 from engine.training.report import Outputs
 from glasshouse import Client
-from tests.integration.window.test_endings import raw_stream
+from tests.integration.inspection.test_endings import raw_stream
 from worker.processes.fork_server import FIXED
 
 EVERY = 25
@@ -56,7 +56,7 @@ TARGET = 1.01
 class Blocks(Clock):
     """A control that hinders or frees the consumer at each block, and times the block's end."""
 
-    def __init__(self, bench: Bench, kept: "Kept", hinder: int, free: int) -> None:
+    def __init__(self, bench: Bench, kept: "TensorCounter", hinder: int, free: int) -> None:
         super().__init__()
         self._bench = bench
         self._kept = kept
@@ -87,7 +87,7 @@ class Blocks(Clock):
             time.sleep(0.01)
 
 
-class Kept:
+class TensorCounter:
     """Counts the stored and dropped tensors in a rank's records, and passes the records on."""
 
     def __init__(self, emit: Any) -> None:
@@ -116,7 +116,7 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory) / "data", cnn, num_steps, RING_BYTES)
         bench.spec = {**bench.spec, "checkpoint": {"every_steps": 10**9}}
-        kept = Kept(bench.spool.append)
+        kept = TensorCounter(bench.spool.append)
         out = Outputs(bench.directory, kept, bench.spool.settle, bench.spool.flush)
         out.ring = bench.ring.name
         control = Blocks(bench, kept, hinder, free)
@@ -138,7 +138,7 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
 # --- dead viewers ------------------------------------------------------------------------
 
 
-class Told:
+class StepTimes:
     """Collects the step times of a job as a client reads them."""
 
     def __init__(self, job: Any) -> None:
@@ -182,8 +182,8 @@ def viewers(rounds: int, window_s: float) -> dict[str, Any]:
             probe = {"layers": ["*"], "kinds": ALL, "every": 1, "max_overhead": None}
             spec = digits(dataset, 0, 1) | {"stop": {"seconds": 3600}, "probes": [probe]}
             job = client.jobs.create(spec)
-            told = Told(job)
-            told.wait()
+            step_times = StepTimes(job)
+            step_times.wait()
             path = f"/jobs/{job.id}/stream"
             found = []
             for number in range(rounds):
@@ -196,10 +196,10 @@ def viewers(rounds: int, window_s: float) -> dict[str, Any]:
                         time.sleep(SETTLING_S)
                         begin = datetime.now(UTC)
                         time.sleep(window_s)
-                        sides[silent] = told.between(begin, datetime.now(UTC))
+                        sides[silent] = step_times.between(begin, datetime.now(UTC))
                 found.append((sides[NUM_VIEWERS] / sides[0],))
             job.cancel()
-            told.close()
+            step_times.close()
     finally:
         subprocess.run([*CLI, "down", *where], check=False, stdout=subprocess.DEVNULL)
         shutil.rmtree(home, ignore_errors=True)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from models.tables import Event, Job, core, now
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.running import Api, running_api
 
 PER_JOB = 100_000
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=lambda: (purge.wait(), done.set()), daemon=True).start()
         beside = measure(api, done)
         seconds = time.perf_counter() - began
-        told, _ = purge.communicate()
-    rows = json.loads(told)["rows"].get("events", 0)
+        output, _ = purge.communicate()
+    rows = json.loads(output)["rows"].get("events", 0)
     figures = {"bench": "purge", "rows": rows, "rows_per_s": round(rows / seconds)}
     print(json.dumps(figures | {"alone": alone, "beside_the_purge": beside}), flush=True)
     return 0

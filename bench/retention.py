@@ -26,7 +26,7 @@ from models.purge import Purge
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
-from tests.integration.store.making import make_job, make_worker, running, ship
+from tests.integration.store.factories import make_job, make_worker, running, ship
 from tests.running import Postgres
 
 JOBS, EVENTS_PER_S, VALUES = 80, 20, ("loss", "throughput/samples_per_s")
@@ -65,7 +65,7 @@ def measure(database: Database, home: Path, count: int) -> None:
     tell("shipped", events=count, events_per_s=round(count / seconds), bytes_per_event=taken)
     settings = Settings(home=home)
     for days in (1, 30, 365):
-        tell("reckoned", days=days, **reckoned(taken, settings, days))
+        tell("reckoned", days=days, **extrapolated(taken, settings, days))
     delete_in_turn(database, settings, job.id)
 
 
@@ -89,7 +89,7 @@ def sizes(database: Database) -> dict[str, int]:
         }
 
 
-def reckoned(taken: dict[str, float], settings: Settings, days: int) -> dict[str, float]:
+def extrapolated(taken: dict[str, float], settings: Settings, days: int) -> dict[str, float]:
     """Return the GB after ``days`` days, if every job ran all the time or had ended just now."""
     per_day = JOBS * EVENTS_PER_S * 86400
     kept = {"events": settings.keep_values_days, "values": settings.keep_metrics_days}

@@ -55,7 +55,7 @@ class Watched(ByHand):
     def look(self) -> None:
         """Called after the backward pass of a due step."""
 
-    def told(self, loss: float) -> None:
+    def on_step(self, loss: float) -> None:
         """Called after every step."""
 
     def train(self, num_steps: int, turn: Turn) -> None:
@@ -71,7 +71,7 @@ class Watched(ByHand):
                 self.look()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            self.told(loss.item())
+            self.on_step(loss.item())
             self.step += 1
             assert not turn.cancel_requested
 
@@ -82,11 +82,11 @@ class Hooks(Watched):
     def begin(self) -> None:
         self.kept: dict[str, Any] = {}
         self.hooks = [
-            module.register_forward_hook(partial(self.saw, name))
+            module.register_forward_hook(partial(self.on_forward, name))
             for name, module in self.network.named_children()
         ]
 
-    def saw(self, name: str, module: Any, inputs: Any, output: torch.Tensor) -> None:
+    def on_forward(self, name: str, module: Any, inputs: Any, output: torch.Tensor) -> None:
         self.keep(f"{name}/output", output)
         output.register_hook(partial(self.keep, f"{name}/output_grad"))
 
@@ -132,7 +132,7 @@ class Wandb(Watched):
         )
         self.run_of_theirs.watch(self.network, log="all", log_freq=self.every)
 
-    def told(self, loss: float) -> None:
+    def on_step(self, loss: float) -> None:
         self.run_of_theirs.log({"loss": loss})
 
 

@@ -23,9 +23,9 @@ from models.observations import stats, stats_folding, unfolded_stats
 from models.observations.stats_bytes import Block, StatsArrays, StoredSeries, pack_block
 from models.observations.unfolded_stats import StatsOwner
 from models.tables import StatsBlock
-from tests.integration.store import making
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Broker
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Broker
+from tests.integration.store import factories
 
 STEPS_PER_SHIPMENT = 10
 
@@ -55,7 +55,7 @@ def over_http(database: Database, home: Path, broker: Broker, path: str) -> dict
     found: dict[str, float] = {}
     arrow = {"Accept": "application/vnd.apache.arrow.stream"}
     try:
-        with scene.client(api.url, scene.make_key(database, "ada")[1]) as client:
+        with services.client(api.url, services.make_key(database, "ada")[1]) as client:
 
             def get(query: str, headers: dict[str, str] | None = None) -> None:
                 client.get(f"{path}?layer=layer7&{query}", headers=headers).raise_for_status()
@@ -73,9 +73,9 @@ def over_http(database: Database, home: Path, broker: Broker, path: str) -> dict
 def measure(
     database: Database, home: Path, broker: Broker, num_steps: int, tensors: int
 ) -> dict[str, object]:
-    making.make_worker(database)
-    job = making.make_job(database)
-    claim = making.running(database, job)
+    factories.make_worker(database)
+    job = factories.make_job(database)
+    claim = factories.running(database, job)
     filler = Filler(database, StatsOwner(job.id, claim.fence), tensors)
     for step in range(0, num_steps, STEPS_PER_SHIPMENT):
         filler.ship(step)

@@ -31,9 +31,9 @@ from models.jobs.shipments import Batch
 from models.migrate import migrate
 from models.observations.events import NewEvent
 from models.tables import now
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Broker, Writer
-from tests.integration.window.test_endings import raw_stream
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Broker, Writer
+from tests.integration.inspection.test_endings import raw_stream
 from worker.attempt.store import SHIP_EVERY_S
 
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     database = Database(f"sqlite:///{home / 'glasshouse.db'}")
     migrate(database, lock_file=home / "migrate.lock")
     redis = Redis.from_url(broker.url)
-    _, secret = scene.make_key(database, "ada")
+    _, secret = services.make_key(database, "ada")
     try:
         for name in given.case:
             api = Api(home, database.url, broker.url)
@@ -177,7 +177,7 @@ def ship(writer: Writer, size: int, rows: int) -> int:
 
 def last_seq(writer: Writer) -> int:
     with writer.database.read() as tx:
-        return scene.jobs.get(tx, writer.job.id, None).last_seq
+        return services.jobs.get(tx, writer.job.id, None).last_seq
 
 
 def delays_ms(came: np.ndarray, shipped: dict[int, float], watchers: int) -> np.ndarray:

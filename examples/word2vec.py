@@ -1,4 +1,4 @@
-"""Word vectors from the words around: ``python examples/word2vec.py FILE …`` prints neighbours.
+"""Word vectors from the words around: ``python examples/word2vec.py FILE …`` prints neighbors.
 
 The FILEs are texts, such as tiny_shakespeare. The network is that of PaddlePaddle's FAQ: which of
 3,000 words stands between two before and two after? Needs a running service (``glasshouse up``).
@@ -72,7 +72,7 @@ def submit(
     )
 
 
-def neighbours(job: Job, asked: Sequence[str], num: int = 6) -> dict[str, list[str]]:
+def neighbors(job: Job, asked: Sequence[str], num: int = 6) -> dict[str, list[str]]:
     """The words whose vectors have the highest cosine with those of the words asked for."""
     checkpoint = job.checkpoints()[-1]
     words = checkpoint.vocabulary()
@@ -89,14 +89,14 @@ def main() -> None:
     """Upload, train, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("texts", type=Path, nargs="+", help="text files")
-    parser.add_argument("--words", nargs="+", default=ASKED, help="whose neighbours")
+    parser.add_argument("--words", nargs="+", default=ASKED, help="whose neighbors")
     given = parser.parse_args()
     with Client() as client:
         words = upload(client, [path.read_text() for path in given.texts])
         job = submit(client, words).wait(progress=True)
         print("| word | nearest |")
         print("|---|---|")
-        for word, nearest in neighbours(job, given.words).items():
+        for word, nearest in neighbors(job, given.words).items():
             print(f"| {word} | {', '.join(nearest)} |")
 
 

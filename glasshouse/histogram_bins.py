@@ -95,11 +95,11 @@ def quantiles(
 
     answers: list[float] = []
     for q in qs:
-        spot = q * (ends[-1] - 1)
-        rank = int(spot)
+        center = q * (ends[-1] - 1)
+        rank = int(center)
         value = ranked(rank)
-        if spot > rank:
-            value += (ranked(rank + 1) - value) * (spot - rank)
+        if center > rank:
+            value += (ranked(rank + 1) - value) * (center - rank)
         answers.append(min(max(value, low), high))
     return answers
 
@@ -107,7 +107,7 @@ def quantiles(
 def coarse(bins: Sequence[int], counts: Sequence[int], num: int) -> Bars:
     """A histogram of at most ``num`` bars, about equally wide where bins are narrow enough.
 
-    Neighbouring bins are merged, none is divided or dropped: counts keep their sum.
+    Neighboring bins are merged, none is divided or dropped: counts keep their sum.
     Far from zero a bar is as wide as a bin, so draw counts over widths.
     """
     if num < 1:

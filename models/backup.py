@@ -100,7 +100,7 @@ def create(settings: Settings, directory: Path, *, link: bool = False) -> dict[s
         "files": [one.as_dict() for one in kept],
     }
     _write_durably(directory / MANIFEST, jsonio.dumps(manifest))
-    return _told(manifest)
+    return _summary(manifest)
 
 
 def restore(settings: Settings, directory: Path) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def restore(settings: Settings, directory: Path) -> dict[str, Any]:
         postgres_tools.restore(settings.database, directory / _NAMES[kind])
         _bring_up_to_date(settings, settings.database, manifest["lost"])
     mark.unlink()
-    return _told(manifest)
+    return _summary(manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ def _forget_lost(tx: Session, keys: Sequence[str]) -> None:
     tx.execute(delete(Mark))  # no process has a turn in the new service
 
 
-def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
     files = manifest["files"]
     shown = {name: value for name, value in manifest.items() if name not in ("files", "lost")}
     shown["files"] = len(files)
@@ -373,19 +373,19 @@ def main(arguments: Sequence[str]) -> int:
     settings = Settings(home=given.home) if given.home else Settings()
     try:
         if given.action == "create":
-            told = create(settings, given.directory, link=given.link)
+            summary = create(settings, given.directory, link=given.link)
         else:
-            told = restore(settings, given.directory)
+            summary = restore(settings, given.directory)
     except GlasshouseError as error:
         sys.stderr.write(f"error: {error.detail}\n")
         return 1
     if given.json:
-        sys.stdout.write(jsonio.dumps(told) + "\n")
+        sys.stdout.write(jsonio.dumps(summary) + "\n")
     else:
         done = "backed up" if given.action == "create" else "restored"
-        sys.stdout.write(f"{done} {told['files']} files, {told['bytes']} bytes\n")
-        if told["lost"]:
-            sys.stdout.write(f"{told['lost']} files were deleted while the backup was taken\n")
+        sys.stdout.write(f"{done} {summary['files']} files, {summary['bytes']} bytes\n")
+        if summary["lost"]:
+            sys.stdout.write(f"{summary['lost']} files were deleted while the backup was taken\n")
     return 0
 
 

@@ -45,7 +45,7 @@ def _wrong_setting(error: ValidationError) -> Finding:
 def _traces() -> Generator[Finding]:
     if not tracing.is_wanted():
         yield _found("tracing", "ok", f"is off; {tracing.ENDPOINTS[1]} turns it on", None)
-    elif missing := tracing.lacks():
+    elif missing := tracing.missing_packages():
         detail = f"is asked for, but {' and '.join(missing)} are not installed"
         yield _found("tracing", "fail", detail, tracing.EXTRA)
     else:

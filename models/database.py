@@ -44,7 +44,7 @@ hung process or a lost machine would keep its job from being taken over. Transac
 wait for nothing but the database."""
 
 
-_LIVELINESS = {
+_KEEPALIVE = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -140,7 +140,7 @@ class Database:
         """Query one row.
 
         Raises:
-            DatabaseUnavailable: The database does not answer.
+            DatabaseUnavailable: The database is unavailable.
         """
         with self.read() as tx:
             tx.execute(text("SELECT 1"))
@@ -163,7 +163,9 @@ class Database:
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=not self.is_sqlite,
-            connect_args={"check_same_thread": False} if self.is_sqlite else _lively(self.url),
+            connect_args={"check_same_thread": False}
+            if self.is_sqlite
+            else _keepalive_options(self.url),
         )
         if self.is_sqlite:
             event.listen(engine, "connect", _configure_sqlite)
@@ -200,8 +202,8 @@ def translated() -> Generator[None]:
         raise
 
 
-def _lively(url: str) -> dict[str, Any]:
-    return {name: value for name, value in _LIVELINESS.items() if name not in make_url(url).query}
+def _keepalive_options(url: str) -> dict[str, Any]:
+    return {name: value for name, value in _KEEPALIVE.items() if name not in make_url(url).query}
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -107,7 +107,7 @@ def valid_hashes(tx: Session) -> frozenset[str]:
     return frozenset(tx.scalars(query.where(or_(Key.expires_at.is_(None), Key.expires_at > now()))))
 
 
-def behind(tx: Session, row: Key) -> Key:
+def api_key_of(tx: Session, row: Key) -> Key:
     """Return the API key itself; for a session or ticket, the API key that opened it.
 
     A session may be opened while its key is being revoked, so the key is checked each time.
@@ -131,7 +131,7 @@ def is_good(tx: Session, sha256: str) -> bool:
     if row is None or not _is_valid(row):
         return False
     try:
-        behind(tx, row)
+        api_key_of(tx, row)
     except KeyInvalid:
         return False
     return True

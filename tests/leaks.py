@@ -41,4 +41,4 @@ def check_answer(response: httpx2.Response) -> None:
     where = f"{response.request.method} {response.request.url.path} → {response.status_code}"
     check_bytes(response.content, where)
     found = INSIDE.search(response.text)
-    assert found is None, f"{where} tells of the inside: {found[0]!r}"
+    assert found is None, f"{where} exposes internals: {found[0]!r}"

@@ -170,7 +170,7 @@ class WorkerContext:
         with self._running_changed:
             return job_id in self._running
 
-    def insist(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
+    def with_retries(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
         """Do something with the database, and retry while it is unavailable.
 
         Raises:

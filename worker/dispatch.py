@@ -88,26 +88,26 @@ def choose(
     slots: Iterable[Slot],
     *,
     starvation_s: float,
-    rooms: Mapping[str, QuotaLeft] | None = None,
+    remaining: Mapping[str, QuotaLeft] | None = None,
     shares: Mapping[str, int] | None = None,
     most: int | None = None,
 ) -> list[Choice]:
     """Place jobs from the head of the queue. A starving job reserves devices that are free.
 
-    ``rooms``: what the quotas of owners leave; an owner without an entry has no limit. A job that
-    exceeds its owner's quota waits and reserves nothing. ``shares``: how many more jobs each
+    ``remaining``: what the quotas of owners leave; an owner without an entry has no limit. A job
+    that exceeds its owner's quota waits and reserves nothing. ``shares``: how many more jobs each
     worker may run on cores that other jobs have. ``most``: the most jobs to place.
     """
     fleet = _Fleet(slots, shares or {})
-    left = {owner: replace(room) for owner, room in (rooms or {}).items()}
-    hopeless: set[tuple[Need, str, bool]] = set()
+    left = {owner: replace(room) for owner, room in (remaining or {}).items()}
+    unplaceable: set[tuple[Need, str, bool]] = set()
     """Needs that cannot be met. Devices and quotas only become fewer, so they are not retried."""
     chosen: list[Choice] = []
     for waiting in queue:
         if most is not None and len(chosen) >= most:
             break
         starves = waiting.waited_s >= starvation_s
-        if (waiting.need, waiting.owner, starves) in hopeless:
+        if (waiting.need, waiting.owner, starves) in unplaceable:
             continue
         room = left.get(waiting.owner, ENDLESS)
         choice = fleet.place(waiting, room)
@@ -115,7 +115,7 @@ def choose(
             chosen.append(choice)
             room.take(len(choice.devices))
         elif not (starves and fleet.reserve(waiting.need, room)):
-            hopeless.add((waiting.need, waiting.owner, starves))
+            unplaceable.add((waiting.need, waiting.owner, starves))
     return chosen
 
 
@@ -251,8 +251,8 @@ def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE
 
 
 def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
-    rooms = quotas.rooms(tx, settings)
-    full = [owner for owner, room in rooms.items() if room.is_used_up]
+    remaining = quotas.remaining(tx, settings)
+    full = [owner for owner, room in remaining.items() if room.is_used_up]
     since = now() - timedelta(seconds=settings.starvation_s)
     asked = workers.asked_for(tx, without=full, most=most, starved_since=since)
     if not asked:
@@ -266,7 +266,7 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
         )
         for one in asked
     ]
-    short = heartbeats.short_of_room(tx, settings.min_free_bytes)
+    short = heartbeats.low_on_disk(tx, settings.min_free_bytes)
     devices = workers.devices_to_give(tx, lease_ms=round(settings.lease_s * 1000), without=short)
     slots = [Slot(*row) for row in devices]
     shares: dict[str, int] = {}
@@ -278,7 +278,7 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
         queue,
         slots,
         starvation_s=settings.starvation_s,
-        rooms=rooms,
+        remaining=remaining,
         shares=shares,
         most=most,
     )

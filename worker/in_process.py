@@ -109,7 +109,7 @@ def _launching(carry_out: CarryOut) -> type[Launch]:
 
         def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
             # a ring would have to be emptied meanwhile: without one the engine writes the files
-            self._context.insist(lambda: self._prepare(None))
+            self._context.with_retries(lambda: self._prepare(None))
             carry_out(self._dir)
             rank = _Over()
             return rank, RankStop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))

@@ -128,7 +128,7 @@ class Readers:
             if answer is not None:
                 self._settle(reading, out, answer)
             elif self._stopping.is_set():
-                self._insist(lambda: self._give_back(reading))
+                self._with_retries(lambda: self._give_back(reading))
         finally:
             _remove(out)
 
@@ -203,7 +203,7 @@ class Readers:
         if is_ok:
             kept = self._keep(reading, out, answer["meta"])
         else:
-            kept = self._insist(lambda: self._refuse(reading, answer["problem"]))
+            kept = self._with_retries(lambda: self._refuse(reading, answer["problem"]))
         if kept:
             self._artifacts.delete(datasets.source_key(reading.dataset))
         _log.info("dataset_read", dataset=reading.dataset, ok=is_ok, kept=kept)
@@ -225,7 +225,7 @@ class Readers:
             with self._database.write() as tx:
                 return datasets.read(tx, reading, key=key, **found)
 
-        kept = self._insist(store)  # if it raises, the row may or may not name the files
+        kept = self._with_retries(store)  # if it raises, the row may or may not name the files
         others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]
         for other in [other for other in others if other != key] if kept else [key]:
             self._artifacts.delete(other)  # of a try that died between its files and its row
@@ -239,7 +239,7 @@ class Readers:
         with self._database.write() as tx:
             return datasets.give_back(tx, reading)
 
-    def _insist(self, act: Callable[[], T]) -> T:
+    def _with_retries(self, act: Callable[[], T]) -> T:
         """Do something with the database, and retry while it is unavailable.
 
         Raises:

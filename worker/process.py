@@ -76,8 +76,8 @@ class Worker:
             settings, database, open_artifacts(settings), notifier, fork_server
         )
         self._known = tuple(filter(None, (self.context.instance, before)))
-        """Not rivals: this process, and the one that held the lock before it and has ended."""
-        _write_anew(self._lock, self.context.instance)
+        """Not other processes: this process, and the one that held the lock before it and has ended."""
+        _overwrite(self._lock, self.context.instance)
         self._register = RankRegistry(self.context.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
@@ -133,7 +133,7 @@ class Worker:
         context, first = self.context, None
         while not context.stopping.is_set():
             with context.database.write() as tx:
-                found = self._rival(tx)
+                found = self._other_process(tx)
             if found is None:
                 return True
             first = first or found
@@ -146,9 +146,9 @@ class Worker:
             context.stopping.wait(_LOOK_AGAIN_S)
         return False
 
-    def _rival(self, tx: Transaction) -> OtherProcess | None:
+    def _other_process(self, tx: Transaction) -> OtherProcess | None:
         context = self.context
-        return workers.rival(tx, context.name, known=self._known, lease_ms=context.lease_ms)
+        return workers.other_process(tx, context.name, known=self._known, lease_ms=context.lease_ms)
 
     def _start(self) -> None:
         context = self.context
@@ -185,7 +185,7 @@ class Worker:
         """
         context = self.context
         with context.database.write() as tx:
-            if (found := self._rival(tx)) is not None:
+            if (found := self._other_process(tx)) is not None:
                 sys.stderr.write(f"{_taken(context.name, found)}\n")
                 return False
             self._sign_in(tx)
@@ -195,7 +195,7 @@ class Worker:
         )
         for claim in held:
             leftovers.remove_unnamed(context, claim, 0.0)
-        tasks.heard("start", context.dispatch)
+        tasks.handle("start", context.dispatch)
         return True
 
     def _sign_in(self, tx: Transaction) -> None:
@@ -235,7 +235,7 @@ class Worker:
         context.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
-        tasks.heard("leave", self._retire)
+        tasks.handle("leave", self._retire)
         context.fork_server.close()
         context.notifier.close()
         context.database.close()
@@ -256,7 +256,7 @@ class Worker:
         """Log and store that it stops, but not in a signal handler: locks may be held there."""
         self.context.stopping.wait()
         _log.info("worker_stopping")
-        tasks.heard("drain", self._say_draining)
+        tasks.handle("drain", self._say_draining)
 
     def _say_draining(self) -> None:
         with contextlib.suppress(WorkerNotFound), self.context.database.write() as tx:
@@ -269,7 +269,7 @@ class Worker:
         with context.database.write() as tx:
             if workers.beat(tx, context.name, instance=context.instance):
                 heartbeats.note(tx, context.name, figures, instance=context.instance)
-            elif (found := self._rival(tx)) is None:
+            elif (found := self._other_process(tx)) is None:
                 _log.warning("registered_again")  # removed while it sent no heartbeat
                 self._sign_in(tx)
             else:
@@ -282,9 +282,9 @@ class Worker:
         except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
             _log.exception("inventory_failed")
             known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
-            self._devices = inventory.distrusted(known, str(error))
+            self._devices = inventory.mark_unhealthy(known, str(error))
             self._info: dict[str, Any] = {}
-        self._devices = inventory.withheld(self._devices, self._register.withheld())
+        self._devices = inventory.mark_withheld(self._devices, self._register.withheld())
         if not first:
             with self.context.database.write() as tx:
                 workers.refresh_devices(
@@ -295,16 +295,16 @@ class Worker:
 def _leave_signals_alone(_worker: Any) -> None: ...
 
 
-def _write_anew(handle: IO[str], what: str) -> None:
+def _overwrite(handle: IO[str], what: str) -> None:
     handle.truncate(0)
     handle.write(what)
     handle.flush()
 
 
-def _taken(name: str, rival: OtherProcess) -> str:
+def _taken(name: str, other: OtherProcess) -> str:
     return (
-        f"A worker named {name!r} already runs on the host {rival.host!r} (process {rival.pid}, "
-        f"last heartbeat {rival.silent_s:.1f} s ago). Start this one under another name, with "
+        f"A worker named {name!r} already runs on the host {other.host!r} (process {other.pid}, "
+        f"last heartbeat {other.silent_s:.1f} s ago). Start this one under another name, with "
         "--name or GLASSHOUSE_WORKER_NAME, or stop the other one first."
     )
 
@@ -342,9 +342,9 @@ def run(settings: Settings, lock: IO[str], fork_server: ForkServerClient) -> int
     def on_ready(**_: Any) -> None:
         _log.info("worker_ready", worker=worker.context.name)
 
-    heard: Any = signals
-    heard.setup_logging.connect(keep_logging, weak=False)
-    heard.worker_ready.connect(on_ready, weak=False)
+    signals_: Any = signals
+    signals_.setup_logging.connect(keep_logging, weak=False)
+    signals_.worker_ready.connect(on_ready, weak=False)
     gc.freeze()
     gc.enable()
     return worker.run()

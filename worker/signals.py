@@ -33,8 +33,8 @@ class ShutdownSignals:
             else:
                 stop()
             interrupted = interrupted or number == signal.SIGINT
-            told: Any = state
-            told.should_stop = 0  # Celery's main loop ends, with this status
+            celery_state: Any = state
+            celery_state.should_stop = 0  # Celery's main loop ends, with this status
 
         self._handle_with(handle)
         for number in self._early:

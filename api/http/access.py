@@ -135,7 +135,7 @@ class Keyring:
     def _look_up(self, secret: str, kind: keys.Kind) -> Caller:
         with self._database.read() as tx:
             row = keys.check(tx, secret, kind=kind)
-            opened_by = keys.behind(tx, row)
+            opened_by = keys.api_key_of(tx, row)
             return _caller(row, opened_by, quotas.of(tx, row.owner, self._settings))
 
     def _still_good(self, caller: Caller) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query
 
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 
 
 async def read_attempt(
@@ -16,11 +16,11 @@ async def read_attempt(
             "replaced are hidden. `all`: all attempts. A number: only that attempt.",
         ),
     ] = None,
-) -> Asked:
+) -> AttemptFilter:
     """Read ``?attempt=``."""
     if attempt is None or attempt == "all":
         return "all" if attempt else None
     return int(attempt)
 
 
-OfAttempt = Annotated[Asked, Depends(read_attempt)]
+OfAttempt = Annotated[AttemptFilter, Depends(read_attempt)]

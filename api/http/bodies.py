@@ -122,8 +122,8 @@ def parse(
         found = error.errors(include_url=False)
         if any(entry["type"] == "json_invalid" for entry in found):
             raise MalformedJson(f"The body is not JSON: {found[0]['msg']}.") from None
-        told = problems_in(found[: 10 * _MAX_PROBLEMS], content, *roots, most=_MAX_PROBLEMS)
-        raise refusal(wrong, told) from None
+        problems = problems_in(found[: 10 * _MAX_PROBLEMS], content, *roots, most=_MAX_PROBLEMS)
+        raise refusal(wrong, problems) from None
 
 
 def parse_as(model: type[Checked], content: Any) -> Checked:

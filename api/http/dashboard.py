@@ -141,7 +141,7 @@ def get_asset(request: Request, file: str) -> Response:
     """Serve an asset. Its name changes with its content, so browsers may cache it forever."""
     found = request.app.state.page.asset(file)
     if found is None:
-        raise RouteNotFound("Nothing lives at this path.")
+        raise RouteNotFound("No route matches this path.")
     return _sent(request, found, {"Cache-Control": "public, max-age=31536000, immutable"})
 
 

@@ -93,7 +93,7 @@ def get_docs_file(caller: Read, file: str) -> Response:
     if file == "start.js":
         return _page(_START, "text/javascript")
     if file not in _FILES:
-        raise RouteNotFound("Nothing lives at this path.")
+        raise RouteNotFound("No route matches this path.")
     kind: Any = mimetypes.guess_type(file)[0]
     return FileResponse(
         _swagger_ui() / file, media_type=kind, headers={"Cache-Control": "no-cache"}

@@ -149,7 +149,7 @@ class RequestGuard:
             answer = problems.answer(error, problems.request_id_of(scope))
             await answer(scope, receive, send)
             return
-        counted = _counted(_hurried(receive, self._body_timeout_s), limit)
+        counted = _counted(_with_deadline(receive, self._body_timeout_s), limit)
         await self._app(scope, counted, send)
 
 
@@ -183,7 +183,7 @@ def _check_origin(headers: Headers, scheme: str) -> None:
 def _check_text(scope: Scope) -> None:
     # No database text may contain NUL, and no path of the API has control characters.
     if any(ord(char) < 32 or ord(char) == 127 for char in scope["path"]):
-        raise RouteNotFound("Nothing lives at this path.")
+        raise RouteNotFound("No route matches this path.")
     if b"%00" in scope["query_string"] or b"\0" in scope["query_string"]:
         raise InvalidRequest("The query holds a NUL character; leave it out.")
 
@@ -215,7 +215,7 @@ async def drain(receive: Receive, length: int) -> None:
             return
 
 
-def _hurried(receive: Receive, patience_s: float) -> Receive:
+def _with_deadline(receive: Receive, patience_s: float) -> Receive:
     """Limit the wait for a body: a base time, plus time for each byte received.
 
     Only the time spent waiting for the client counts.
@@ -223,7 +223,7 @@ def _hurried(receive: Receive, patience_s: float) -> Receive:
     left_s = patience_s
     done = False
 
-    async def receive_hurried() -> Message:
+    async def receive_with_deadline() -> Message:
         nonlocal left_s, done
         if done:
             return await receive()
@@ -238,7 +238,7 @@ def _hurried(receive: Receive, patience_s: float) -> Receive:
         done = message["type"] != "http.request" or not message.get("more_body")
         return message
 
-    return receive_hurried
+    return receive_with_deadline
 
 
 def _counted(receive: Receive, limit: int) -> Receive:

@@ -20,8 +20,8 @@ def choose(request: Request, offers: Mapping[str, str]) -> str:
     header = request.headers.get("accept", "").strip()
     if not header:
         return next(iter(offers.values()))
-    wishes = _wishes(header)
-    liked = {media: _quality(media, wishes) for media in offers}
+    qualities = _quality_values(header)
+    liked = {media: _quality(media, qualities) for media in offers}
     best = max(offers, key=lambda media: liked[media])  # the first one wins a tie
     if liked[best][0] <= 0:
         known = ", ".join(offers)
@@ -29,7 +29,7 @@ def choose(request: Request, offers: Mapping[str, str]) -> str:
     return offers[best]
 
 
-def _wishes(header: str) -> dict[str, float]:
+def _quality_values(header: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for entry in header.split(","):
         media, *parameters = (part.strip().lower() for part in entry.split(";"))
@@ -42,12 +42,12 @@ def _wishes(header: str) -> dict[str, float]:
     return found
 
 
-def _quality(media: str, wishes: Mapping[str, float]) -> tuple[float, int]:
+def _quality(media: str, qualities: Mapping[str, float]) -> tuple[float, int]:
     """Return the quality of a media type. In a tie, an explicit type beats a wildcard."""
     patterns = (media, media.partition("/")[0] + "/*", "*/*")
     for stars, pattern in enumerate(patterns):
-        if pattern in wishes:
-            return wishes[pattern], -stars
+        if pattern in qualities:
+            return qualities[pattern], -stars
     return 0.0, 0
 
 

@@ -88,7 +88,7 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     cls = _BY_STATUS.get(error.status_code, ServiceError)
     if cls is errors.RouteNotFound:
-        return answer(cls("Nothing lives at this path."), request_id_of(request.scope))
+        return answer(cls("No route matches this path."), request_id_of(request.scope))
     if cls is errors.MethodNotAllowed:
         return _not_allowed(request)
     return answer(cls(str(error.detail)), request_id_of(request.scope))

@@ -52,12 +52,12 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
         raise InvalidRequest(
             f"{tensor.ndim} axes cannot be drawn.", hint="Choose some with slice=, as in numpy."
         )
-    tiles, told = _tiles(tensor)
+    tiles, description = _tiles(tensor)
     values = as_float64(tiles)
     finite = values[np.isfinite(values)]
     low, high = _range(finite)
-    colours = _coloured(values, low, high)
-    pixels = _laid_out(colours, tensor.ndim)
+    colors = _colored(values, low, high)
+    pixels = _laid_out(colors, tensor.ndim)
     zoom = max(1, min(_MAX_ZOOM, _SIDE // max(pixels.shape[:2])))
     image = Image.fromarray(pixels)
     if zoom > 1:
@@ -65,7 +65,7 @@ def draw(tensor: Array, *, has_batch: bool) -> Picture:
         image = image.resize(size, Image.Resampling.NEAREST)
     png = io.BytesIO()
     image.save(png, "png")
-    return Picture(png.getvalue(), low, high, note + told)
+    return Picture(png.getvalue(), low, high, note + description)
 
 
 def _tiles(tensor: Array) -> tuple[Array, str]:
@@ -74,26 +74,26 @@ def _tiles(tensor: Array) -> tuple[Array, str]:
         matrix = np.atleast_1d(tensor)
         matrix = matrix if matrix.ndim == 2 else matrix[np.newaxis]
         height, width = _stride(matrix.shape[0], 1), _stride(matrix.shape[1], 1)
-        told = _every(height, width)
-        return matrix[np.newaxis, np.newaxis, ::height, ::width], told
+        description = _every(height, width)
+        return matrix[np.newaxis, np.newaxis, ::height, ::width], description
     if tensor.ndim == 3:
         shown = tensor[:MAX_TILES]
         columns = math.ceil(math.sqrt(len(shown)))
         rows = math.ceil(len(shown) / columns)
-        told = f"{len(shown)} of {len(tensor)} tiles"
+        description = f"{len(shown)} of {len(tensor)} tiles"
     else:
         columns = min(tensor.shape[1], MAX_TILES)
         rows = max(1, min(tensor.shape[0], MAX_TILES // columns))
         shown = tensor[:rows, :columns]
-        told = f"{rows} of {tensor.shape[0]} rows, {columns} of {tensor.shape[1]} columns"
+        description = f"{rows} of {tensor.shape[0]} rows, {columns} of {tensor.shape[1]} columns"
         if columns == 1:  # filters with one channel: arrange as a square, not as one column
             return _tiles(tensor[:, 0])
     height, width = _stride(tensor.shape[-2], rows), _stride(tensor.shape[-1], columns)
     shown = shown[..., ::height, ::width]
-    told = f"{told}; {_every(height, width)}"
+    description = f"{description}; {_every(height, width)}"
     if tensor.ndim == 3:
-        return shown[np.newaxis], told
-    return shown, told
+        return shown[np.newaxis], description
+    return shown, description
 
 
 def _stride(length: int, tiles: int) -> int:
@@ -116,30 +116,30 @@ def _range(finite: NDArray[np.float64]) -> tuple[float, float]:
     return low, high
 
 
-def _coloured(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+def _colored(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
     """Return red, green and blue of each value."""
     from matplotlib import colormaps  # noqa: PLC0415 (slow to import, when asked)
 
-    colour_of: Any = colormaps["RdBu_r" if low < 0 else "viridis"]
+    color_of: Any = colormaps["RdBu_r" if low < 0 else "viridis"]
     finite = np.isfinite(values)
     middle = 0.5 if low < 0 else 0.0
     span = high / 2 - low / 2  # for the largest doubles, the difference itself overflows
     scaled = np.full(values.shape, middle)
     if span > 0:
         scaled[finite] = (values[finite] / 2 - low / 2) / span
-    colours: NDArray[np.uint8] = colour_of(scaled, bytes=True)[..., :3].copy()
-    colours[np.isnan(values)] = _NAN
-    colours[np.isinf(values)] = _INFINITE
-    return colours
+    colors: NDArray[np.uint8] = color_of(scaled, bytes=True)[..., :3].copy()
+    colors[np.isnan(values)] = _NAN
+    colors[np.isinf(values)] = _INFINITE
+    return colors
 
 
-def _laid_out(colours: NDArray[np.uint8], ndim: int) -> NDArray[np.uint8]:
+def _laid_out(colors: NDArray[np.uint8], ndim: int) -> NDArray[np.uint8]:
     """Combine (rows, columns, height, width, 3) into one image, with lines between the tiles."""
-    rows, columns, height, width, _ = colours.shape
+    rows, columns, height, width, _ = colors.shape
     if ndim <= 2:
-        whole = colours[0, 0]
+        whole = colors[0, 0]
         return np.repeat(whole, _STRIP_ROWS, axis=0) if len(whole) == 1 else whole
-    tiles = colours.reshape(-1, height, width, 3)
+    tiles = colors.reshape(-1, height, width, 3)
     if rows == 1:  # a list of tiles: as square as possible
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)

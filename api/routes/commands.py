@@ -72,19 +72,19 @@ async def create_command(
     `command` event reports the old and the new values. The change survives a restart of the job.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/commands", key, body.raw)
-    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
-    if kept is not None:
-        return idempotent.sent(kept, replayed=True)
+    stored = await run_in_threadpool(idempotent.earlier, app_state.database, token)
+    if stored is not None:
+        return idempotent.sent(stored, replayed=True)
     spec = await run_in_threadpool(_spec_now, app_state, caller, job)
-    asked = body.value
-    if asked.do == "evaluate" and spec["evaluate"] is None:
+    command = body.value
+    if command.do == "evaluate" and spec["evaluate"] is None:
         raise _wrong("/do", "the spec has no evaluate, so the job reads no validation rows")
-    if asked.set is not None:
+    if command.set is not None:
         try:
-            await app_state.planner.check_set(spec, asked.set)
+            await app_state.planner.check_set(spec, command.set)
         except InvalidSpec as error:
             raise InvalidRequest(error.detail, problems=error.problems) from None
-    made = asked.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    made = command.model_dump(mode="json", exclude_none=True, exclude_unset=True)
 
     def make(tx: Transaction) -> Answer:
         row = commands.add(tx, jobs.get(tx, job, caller.sees), made, by=caller.owner)

@@ -12,7 +12,7 @@ from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Submit
 from api.http.bodies import Body, Parsed, body_of, described, parse_spec
 from api.routes.events import JobId
-from api.routes.jobs import asked_for, notify, store
+from api.routes.jobs import accepted, notify, store
 from api.schemas.documents import Job as JobDocument
 from api.schemas.documents import answers
 from api.schemas.views import BASE
@@ -74,7 +74,7 @@ def pause_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     with app_state.database.write() as tx:
         row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
     app_state.wake(job)
-    return asked_for(row)
+    return accepted(row)
 
 
 @router.post(
@@ -93,7 +93,7 @@ def resume_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     if row.state == "queued":
         notify(app_state, job)
     app_state.wake(job)
-    return asked_for(row)
+    return accepted(row)
 
 
 @router.post(
@@ -116,9 +116,9 @@ async def retry_job(app_state: AppStateDep, caller: Submit, job: JobId, key: Onc
         return found.spec
 
     token = idempotent.token_of(caller, f"POST /jobs/{job}/retry", key, b"")
-    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
-    if kept is not None:
-        return idempotent.sent(kept, replayed=True)
+    stored = await run_in_threadpool(idempotent.earlier, app_state.database, token)
+    if stored is not None:
+        return idempotent.sent(stored, replayed=True)
     spec = parse_spec(await run_in_threadpool(read))
     prepared = await prepare(app_state, spec, caller, hold=True)
     return await run_in_threadpool(store, app_state, caller, token, prepared, job)
@@ -145,9 +145,9 @@ async def fork_job(
     Its `parent` is this job, and `init` of its spec says what is loaded.
     """
     token = idempotent.token_of(caller, f"POST /jobs/{job}/fork", key, body.raw)
-    kept = await run_in_threadpool(idempotent.earlier, app_state.database, token)
-    if kept is not None:
-        return idempotent.sent(kept, replayed=True)
+    stored = await run_in_threadpool(idempotent.earlier, app_state.database, token)
+    if stored is not None:
+        return idempotent.sent(stored, replayed=True)
     try:
         spec = await run_in_threadpool(_forked, app_state, caller, job, body.value)
         prepared = await prepare(app_state, spec, caller)  # `_forked` holds the checkpoint
@@ -181,7 +181,7 @@ def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
     if fork.checkpoint is not None:
         saved = checkpoints.get(tx, fork.checkpoint, job.owner)
         if saved.job != job.id:
-            raise _wrong("/checkpoint", f"it is {_whose(saved.job)}")
+            raise _wrong("/checkpoint", f"it is {_source_of(saved.job)}")
         checkpoints.hold(tx, saved.id)
         return saved
     if fork.step is None:
@@ -195,7 +195,7 @@ def _checkpoint(tx: Transaction, job: Job, fork: Fork) -> Checkpoint:
     return of_step[-1]
 
 
-def _whose(job: str | None) -> str:
+def _source_of(job: str | None) -> str:
     if job is None:
         return "one that was sent: begin a job with it by init.checkpoint"
     return f"a checkpoint of {job}: fork that one"

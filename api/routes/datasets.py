@@ -240,7 +240,7 @@ async def get_dataset(
     A name refers to your own dataset. If several of that name differ in content, the answer is 404.
     """
     del prefer
-    wait_s = waiting.wait_asked(request)
+    wait_s = waiting.preferred_wait(request)
 
     def look(reference: str) -> Dataset:
         with app_state.database.read() as tx:

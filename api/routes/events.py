@@ -72,13 +72,13 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
     """Events in order. With `Prefer: wait=N`, wait up to N s for new events."""
     del prefer  # read by `waiting`; declared here for the OpenAPI document
     wanted = types_of(types)
-    wait_s = waiting.wait_asked(request)
+    wait_s = waiting.preferred_wait(request)
     latest: list[tuple[EventPage, str]] = []
 
     def look() -> tuple[EventPage, str] | None:
         with app_state.database.read() as tx:
-            standing = jobs.standing(tx, job, caller.sees)
-            seq = seq_of(page.after, standing.last_seq)
+            progress = jobs.progress(tx, job, caller.sees)
+            seq = seq_of(page.after, progress.last_seq)
             names = None if wanted is None else sorted(wanted)
             found = events.read(
                 tx,
@@ -87,12 +87,12 @@ async def list_events(  # noqa: PLR0913 (each is a part of the request)
                 types=names,
                 limit=page.limit,
                 max_bytes=PAGE_BYTES,
-                asked=attempt,
+                attempt_filter=attempt,
             )
         tag = etag(job, found.seq, found.seq < found.last_seq)
         latest[:] = [(found, tag)]
         is_news = bool(found.events) and not is_fresh(request, tag)
-        return latest[0] if is_news or standing.has_ended else None
+        return latest[0] if is_news or progress.has_ended else None
 
     await waiting.wait_for(app_state.wakeups, app_state.draining, job, look, wait_s or 0)
     found, tag = latest[0]
@@ -144,8 +144,8 @@ async def stream_jobs(  # noqa: PLR0913 (each is a part of the request)
         raise bad_parameter("job", "a job is named twice.")
     wanted = types_of(types)
     cursors = pairs_of(request.headers.get("last-event-id") or after, job)
-    asked = {name: cursors.get(name) for name in job}
-    starts = await run_in_threadpool(_starts, app_state, caller.sees, asked)
+    positions = {name: cursors.get(name) for name in job}
+    starts = await run_in_threadpool(_starts, app_state, caller.sees, positions)
     return app_state.streams.response(caller, starts, EventFilter(wanted, attempt), many=True)
 
 

@@ -61,7 +61,7 @@ def list_checkpoints(
 ) -> Response:
     """Complete and damaged checkpoints by step, without those of steps that ran again."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         rows = checkpoints.of_job(tx, job)
         best = checkpoint_retention.best(tx, [job])
     damaged = sum(row.state == "damaged" for row in rows)
@@ -114,7 +114,7 @@ def get_learned(
     with app_state.database.read() as tx:
         row = checkpoints.get(tx, checkpoint, caller.sees)
     if LEARNED not in row.files:
-        detail = "Its job learned nothing of the training rows: it neither normalises, nor fills"
+        detail = "Its job learned nothing of the training rows: it neither normalizes, nor fills"
         raise ArtifactNotFound(f"{detail} missing values by them, nor reads texts.")
     return _part(request, app_state, row, LEARNED, f"{row.id}-data.safetensors")
 
@@ -158,7 +158,7 @@ def artifact_json(row: JobArtifact) -> dict[str, Any]:
 def list_artifacts(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Sorted by name."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         rows = outputs.of_job(tx, job)
     newest = max((row.created_at.timestamp() for row in rows), default=0.0)
     tag = etag(job, len(rows), round(newest * 1000))
@@ -180,7 +180,7 @@ def get_artifact(
 ) -> Response:
     """Sent as an attachment. Supports range requests."""
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         row = outputs.get(tx, job, name)
     size = (row.size_bytes, round(row.created_at.timestamp() * 1000))
     return _file(request, app_state, row.key, row.name, row.media_type, etag(job, *size))

@@ -137,9 +137,9 @@ def list_queue(app_state: AppStateDep, caller: Read) -> Response:
     """
     with app_state.database.read() as tx:
         waiting = workers.queue(tx, owner=caller.sees)
-        rooms = quotas.rooms(tx, app_state.settings) if waiting else {}
+        remaining = quotas.remaining(tx, app_state.settings) if waiting else {}
         fleet = Fleet.read(tx, app_state) if waiting else Fleet({}, [], ())
-    used_up = {owner for owner, room in rooms.items() if room.is_used_up}
+    used_up = {owner for owner, room in remaining.items() if room.is_used_up}
     data = [
         {
             "object": "queued_job",
@@ -200,7 +200,7 @@ class Fleet:
         """Read the workers and their devices from the database."""
         lease_ms = _lease_ms(app_state)
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
-        short = heartbeats.short_of_room(tx, app_state.settings.min_free_bytes)
+        short = heartbeats.low_on_disk(tx, app_state.settings.min_free_bytes)
         return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
 
     def why(self, job: Queued) -> str:

@@ -234,7 +234,7 @@ async def get_job(
     A change is relative to the version in `If-None-Match`, or without it to the current one.
     """
     del prefer  # read and validated by `waiting` below
-    wait_s = waiting.wait_asked(request)
+    wait_s = waiting.preferred_wait(request)
     seen: str | None = None
 
     def look() -> Job:
@@ -339,10 +339,10 @@ def cancel_job(
         job = jobs.get(tx, id, caller.sees, lock=True)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
     app_state.wake(id)
-    return asked_for(job)
+    return accepted(job)
 
 
-def asked_for(job: Job) -> Response:
+def accepted(job: Job) -> Response:
     """Return 202 with the job."""
     headers = {"ETag": job_tag(job), "Location": f"{BASE}/jobs/{job.id}"}
     return Json(job_json(job), status_code=202, headers=headers)

@@ -83,7 +83,7 @@ Slice = Annotated[str | None, Query(max_length=1000, description="NumPy syntax: 
 def list_layers(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Each layer with its output shape, its parameters, and its newest statistics by kind."""
     with app_state.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
+        tag = etag(job, jobs.progress(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
         found = jobs.whole(tx, job, caller.sees)
@@ -142,7 +142,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
         check_kind(kind)
     after = page.after_id("cap")
     with app_state.database.read() as tx:
-        jobs.standing(tx, job, caller.sees)
+        jobs.progress(tx, job, caller.sees)
         rows = captures.find(
             tx,
             job,
@@ -152,7 +152,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
             step=step,
             after=after,
             limit=page.limit + 1,
-            asked=attempt,
+            attempt_filter=attempt,
         )
     cursor = rows[page.limit - 1].id if len(rows) > page.limit else None
     return Json(list_of([_capture_json(row) for row in rows[: page.limit]], cursor=cursor))
@@ -323,8 +323,10 @@ def _ranged(
 
 def _picture(part: Array, headers: dict[str, str], *, has_batch: bool) -> Response:
     picture = pictures.draw(part, has_batch=has_batch)
-    told = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
-    return Response(picture.png, headers=headers | {"X-Picture": told}, media_type=_MEDIA["png"])
+    description = f"{picture.shown}; {picture.low:.6g} to {picture.high:.6g}"
+    return Response(
+        picture.png, headers=headers | {"X-Picture": description}, media_type=_MEDIA["png"]
+    )
 
 
 def _streamed(body: TensorBody, chosen: str, headers: dict[str, str]) -> Response:

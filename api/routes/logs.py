@@ -52,7 +52,7 @@ def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     """Text, or JSON by `Accept`. The header `X-Last-Seq` is the cursor to resume from."""
     chosen = negotiation.choose(request, FORMATS)
     with app_state.database.read() as tx:
-        last_seq = jobs.standing(tx, job, caller.sees).last_seq
+        last_seq = jobs.progress(tx, job, caller.sees).last_seq
         seq = seq_of(after, last_seq)
         tag = etag(job, last_seq, chosen)
         headers = {"Vary": "Accept", "X-Last-Seq": str(last_seq)}

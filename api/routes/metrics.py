@@ -22,7 +22,7 @@ from glasshouse.errors import MetricNotFound
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import metrics
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.observations.metrics import MetricPage, MetricPoint, Summary
 
 router = APIRouter(prefix="/api/v1", tags=["inside"])
@@ -48,7 +48,7 @@ MaxPoints = Annotated[
 def list_metrics(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
     """Each metric with its last, min and max value and its first step with NaN or Inf."""
     with app_state.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version)
+        tag = etag(job, jobs.progress(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
         found = metrics.names(tx, job)
@@ -99,8 +99,8 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     names = list(dict.fromkeys(name))
     where: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "asked": attempt}
     with app_state.database.read() as tx:
-        standing = jobs.standing(tx, job, caller.sees)
-        tag = etag(job, standing.version, chosen)
+        progress = jobs.progress(tx, job, caller.sees)
+        tag = etag(job, progress.version, chosen)
         headers = {"Vary": "Accept"}
         if is_fresh(request, tag):
             return not_modified(tag, headers)
@@ -111,7 +111,7 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
             found = MetricPage(
                 {each: metrics.query(tx, job, each, **given) for each in names}, None
             )
-        _check_known(tx, job, found.series, attempt, has_ended=standing.has_ended)
+        _check_known(tx, job, found.series, attempt, has_ended=progress.has_ended)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
     if chosen == "json":
         return _as_json(found, headers, apart=attempt is not None)
@@ -132,7 +132,7 @@ def _check_known(
     tx: Transaction,
     job: str,
     series: Mapping[str, Sequence[MetricPoint]],
-    attempt: Asked,
+    attempt: AttemptFilter,
     *,
     has_ended: bool,
 ) -> None:

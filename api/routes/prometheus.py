@@ -152,9 +152,9 @@ def _of_workers(signs: list[WorkerHealth]) -> list[Metric]:
     if ages:
         name = "glasshouse_sweep_age_seconds"
         found.append(_gauge(name, "Time since any worker looked for what was lost.", min(ages)))
-    for name, key, told in _WORKER_GAUGES:
+    for name, key, help_text in _WORKER_GAUGES:
         figures = {sign.worker: sign.figures[key] for sign in alive if key in sign.figures}
-        found.append(_gauges(f"glasshouse_worker_{name}", told, "worker", figures))
+        found.append(_gauges(f"glasshouse_worker_{name}", help_text, "worker", figures))
     free = GaugeMetricFamily(
         "glasshouse_worker_free_bytes", "Space left.", labels=["worker", "place"]
     )
@@ -183,12 +183,12 @@ def _buckets(figures: dict[str, Any]) -> tuple[list[tuple[str, float]], float]:
     return buckets, figures["ship_seconds"]
 
 
-def _gauge(name: str, told: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, told, value=value)
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value=value)
 
 
-def _gauges(name: str, told: str, label: str, values: dict[str, Any]) -> Metric:
-    found = GaugeMetricFamily(name, told, labels=[label])
+def _gauges(name: str, help_text: str, label: str, values: dict[str, Any]) -> Metric:
+    found = GaugeMetricFamily(name, help_text, labels=[label])
     for key, value in values.items():
         found.add_metric([key], value)
     return found

@@ -96,7 +96,7 @@ class Readiness:
                 found[name] = f"no answer within {LIMIT_S:g} s"
                 continue
             del self._under_way[name]
-            found[name] = _said(future)
+            found[name] = _result(future)
         return found
 
     def _database(self) -> str:
@@ -170,7 +170,7 @@ class Readiness:
         return self._warned[1]
 
 
-def _said(future: Future[str]) -> str:
+def _result(future: Future[str]) -> str:
     try:
         return future.result()
     except ServiceError as error:

@@ -82,28 +82,28 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     at every step: they are merged from fixed bins that all tensors and steps share.
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
-    asked = _asked(stat)
+    requested = _requested(stat)
     if kind is not None:
         check_kind(kind)
     with app_state.database.read() as tx:
-        tag = etag(job, jobs.standing(tx, job, caller.sees).version, chosen)
+        tag = etag(job, jobs.progress(tx, job, caller.sees).version, chosen)
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept"}
         known = columnar.fresh(request, tag)
         if known is not None:
             return known
         where = {"layer": layer, "kind": kind, "phase": phase}
         where |= {"from_step": from_step, "to_step": to_step}
-        if asked == [HISTOGRAM]:
+        if requested == [HISTOGRAM]:
             counted = list(_histograms(tx, job, where, max_points, bins))
             return _histogram_answer(chosen, counted, headers)
-        found = list(_figures(tx, job, where, asked, max_points))
+        found = list(_figures(tx, job, where, requested, max_points))
     if chosen == "json":
         return columnar.answer(list_of([_entry(part) for part in found], cursor=None), headers)
-    names = [*_NAMES, *(asked or _present(found))]
+    names = [*_NAMES, *(requested or _present(found))]
     return columnar.table(chosen, found, names, headers=headers)
 
 
-def _asked(given: Sequence[str] | None) -> list[str]:
+def _requested(given: Sequence[str] | None) -> list[str]:
     names = list(dict.fromkeys(name for text in given or () for name in text.split(",") if name))
     for name in names:
         if name not in STATS:
@@ -128,13 +128,15 @@ def _entry(part: RowGroup) -> dict[str, Any]:
 
 
 def _figures(
-    tx: Transaction, job: str, where: dict[str, Any], asked: list[str], max_points: int
+    tx: Transaction, job: str, where: dict[str, Any], requested: list[str], max_points: int
 ) -> Generator[RowGroup]:
     """Yield the thinned series one by one, each with all scalars and quantiles of one tensor."""
     forms: list[Form] = [
-        form for form in COLUMNS if any(not asked or name in asked for name in COLUMNS[form])
+        form
+        for form in COLUMNS
+        if any(not requested or name in requested for name in COLUMNS[form])
     ]
-    if not {*QUANTILES}.isdisjoint(asked):
+    if not {*QUANTILES}.isdisjoint(requested):
         forms.append(HISTOGRAM)
 
     def run(form: Form) -> Generator[tuple[StoredSeries, Form, Any]]:
@@ -149,7 +151,7 @@ def _figures(
         if (counted := found.pop(HISTOGRAM, None)) is not None:
             most = min(max_points, MAX_HISTOGRAMS)
             found["quantiles"] = quantiles.filled(found.get("quantiles"), counted, most)
-        steps, columns = _side_by_side([*found.items()], asked)
+        steps, columns = _side_by_side([*found.items()], requested)
         kept = _kept(columns, max_points)
         thin = {
             name: Column(
@@ -158,12 +160,12 @@ def _figures(
             for name, column in columns.items()
         }
         nothing = Column(np.full(len(kept), np.nan), np.zeros(len(kept), bool))
-        shown = {name: thin.get(name, nothing) for name in asked or thin}
+        shown = {name: thin.get(name, nothing) for name in requested or thin}
         yield RowGroup(series._asdict(), {"step": Column(steps[kept]), **shown})
 
 
 def _side_by_side(
-    found: Sequence[tuple[Any, StatsArrays]], asked: list[str]
+    found: Sequence[tuple[Any, StatsArrays]], requested: list[str]
 ) -> tuple[NDArray[np.int64], dict[str, Column]]:
     every = [data.steps for _, data in found]
     steps = every[0]
@@ -183,7 +185,7 @@ def _side_by_side(
                 spread = np.full(len(steps), np.nan)
                 spread[places] = values
             columns[name] = Column(spread, present)
-    order = asked or [name for name in STATS if name in columns]
+    order = requested or [name for name in STATS if name in columns]
     return steps, {name: columns[name] for name in order if name in columns}
 
 

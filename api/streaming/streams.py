@@ -272,7 +272,7 @@ class StreamResponse(Response):
         await self._send(send, hello.encode())
         ping_s = self._streams.settings.stream_ping_s
         ping_at = time.monotonic() + ping_s
-        while await self._goes_on():
+        while await self._may_continue():
             data = await self._feed.read()
             if data:
                 await self._send(send, data)
@@ -287,7 +287,7 @@ class StreamResponse(Response):
             await self._send(send, advice.encode())
         await self._send(send, b"", more=False)
 
-    async def _goes_on(self) -> bool:
+    async def _may_continue(self) -> bool:
         if self._gone or self._feed.done or self._streams.draining:
             return False
         return await self._streams.is_good(self.caller)

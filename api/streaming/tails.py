@@ -23,7 +23,7 @@ from glasshouse.errors import DatabaseUnavailable, JobNotFound
 from models.database import Database
 from models.observations import events
 from models.observations.events import EventPage, LoggedEvent
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 
 COALESCE_S = 0.025
 """Minimum interval between two reads of one tail; the additional delay of an event."""
@@ -46,7 +46,7 @@ class EventFilter(NamedTuple):
 
     types: frozenset[str] | None = None
     """None: all types."""
-    attempt: Asked = None
+    attempt: AttemptFilter = None
 
 
 WHOLE = EventFilter()
@@ -119,9 +119,9 @@ def _lines(events: Iterable[Encoded]) -> bytes:
 class Tail:
     """The newest chunks of one job's log."""
 
-    def __init__(self, job: str, seq: int, attempt: Asked = None) -> None:
+    def __init__(self, job: str, seq: int, attempt: AttemptFilter = None) -> None:
         self.job = job
-        self.attempt: Asked = attempt
+        self.attempt: AttemptFilter = attempt
         """Which attempt's events it holds."""
         self.seq = seq
         """Everything up to here was read."""
@@ -185,7 +185,7 @@ class Tails:
     def __init__(self, database: Database, wakeups: Wakeups) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._tails: dict[tuple[str, Asked], tuple[Tail, asyncio.Task[None]]] = {}
+        self._tails: dict[tuple[str, AttemptFilter], tuple[Tail, asyncio.Task[None]]] = {}
         self._readers = anyio.CapacityLimiter(READERS)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
@@ -202,7 +202,7 @@ class Tails:
 
     @contextmanager
     def join(
-        self, job: str, seq: int, watch: Subscription, attempt: Asked = None
+        self, job: str, seq: int, watch: Subscription, attempt: AttemptFilter = None
     ) -> Generator[Tail]:
         """Watch a job during the block. A new tail begins after ``seq``."""
         key = (job, attempt)
@@ -256,7 +256,7 @@ class Tails:
                 types=types,
                 limit=PAGE,
                 max_bytes=CHUNK_BYTES,
-                asked=wanted.attempt,
+                attempt_filter=wanted.attempt,
                 with_end=True,
             )
         return Chunk.of(seq, page)

@@ -16,7 +16,7 @@ MAX_WAIT_S = 60
 T = TypeVar("T")
 
 
-def wait_asked(request: Request) -> int | None:
+def preferred_wait(request: Request) -> int | None:
     """Return the seconds of ``Prefer: wait=N``, at most 60; None without it.
 
     Raises:

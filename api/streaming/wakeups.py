@@ -92,7 +92,7 @@ class Wakeups:
         for watch in self._watches.get(job, ()):
             watch.notify()
 
-    def ring_all(self) -> None:
+    def wake_all(self) -> None:
         """Wake all waiters: notifications may have been missed, or the process ends."""
         for watches in self._watches.values():
             for watch in watches:
@@ -130,13 +130,13 @@ class Wakeups:
                         unanswered = True
                         continue
                     unanswered = False
-                    self._hear(message)
+                    self._on_message(message)
         finally:
             await redis.aclose()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             self.connected = True
-            self.ring_all()
+            self.wake_all()
         elif message["type"] == "message":
             self.notify(message["data"].decode("ascii", "replace"))

@@ -22,7 +22,7 @@ class _Size(NamedTuple):
     column: str
 
 
-def uneven(
+def scale_warning(
     resolved: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], figures: Figures
 ) -> dict[str, str] | None:
     """Return a plan's warning, or None.
@@ -55,7 +55,7 @@ def _warning(least: _Size, most: _Size, fields: Sequence[str]) -> dict[str, str]
     shown = ", ".join(f'"{name}": {{"type": "standard"}}' for name in fields[:10])
     detail = (
         f"the column {most.column!r} has values of about {most.rms:.3g}, and {least.column!r} of"
-        f" about {least.rms:.3g}, {most.rms / least.rms:.3g} times less, and nothing normalises"
+        f" about {least.rms:.3g}, {most.rms / least.rms:.3g} times less, and nothing normalizes"
         f' them: few networks learn well from that; write "normalize": {{{shown}}} into data'
     )
     return {"pointer": "/data/normalize", "detail": detail, "code": "uneven_scale"}

@@ -25,15 +25,15 @@ them."""
 
 def what_differs(base: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
     """Return pointers to the fields in which a job differs from the run that it would continue."""
-    said, mine = _said(base), _said(spec)
+    said, mine = _comparable(base), _comparable(spec)
     return [pointer for pointer in _OF_THE_RUN if _at(said, pointer) != _at(mine, pointer)]
 
 
-def _said(spec: Any) -> Any:
+def _comparable(spec: Any) -> Any:
     """Return a spec without defaults, because versions that did not know a field omitted it."""
     if not isinstance(spec, Mapping):
         return spec
-    kept = {name: _said(value) for name, value in spec.items()}  # pyright: ignore[reportUnknownVariableType]
+    kept = {name: _comparable(value) for name, value in spec.items()}  # pyright: ignore[reportUnknownVariableType]
     kept = {name: value for name, value in kept.items() if value not in (None, {})}  # pyright: ignore[reportUnknownVariableType]
     if kept.get("on_bad_row") == "fail":
         del kept["on_bad_row"]

@@ -90,23 +90,23 @@ async def prepare(
     submitted = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     for source in sources_in(submitted):
         source["dataset"] = found.ids[source["dataset"]]
-    asked = dict(submitted)
+    planned = dict(submitted)
     if found.checkpoint is not None:  # fix the newest checkpoint of the job as of now
-        asked.pop("job", None)
-        asked["checkpoint"] = found.checkpoint
+        planned.pop("job", None)
+        planned["checkpoint"] = found.checkpoint
     plan = await app_state.planner.plan(
-        asked, found.datasets, found.network, owner=caller.sees or ""
+        planned, found.datasets, found.network, owner=caller.sees or ""
     )
     resolved = plan.pop("spec")
     _refuse_too_large(plan, chosen)
     _check_start(found, resolved, plan)
     if isinstance(spec, TrainJob):
-        warnings += await run_in_threadpool(_uneven, app_state, found, resolved)
+        warnings += await run_in_threadpool(_scale_warnings, app_state, found, resolved)
     plan["warnings"] = [*plan.get("warnings", []), *warnings]
     return CheckedJob(submitted, resolved, plan, frozenset(found.uses), chosen)
 
 
-def _uneven(
+def _scale_warnings(
     app_state: AppState, found: JobInputs, resolved: Mapping[str, Any]
 ) -> list[dict[str, str]]:
     """Return a warning if columns of the first source have very different scales."""
@@ -121,8 +121,8 @@ def _uneven(
     ):  # only advice: without statistics there is no warning
         return []
     columns = found.datasets[name]["columns"]
-    told = scales.uneven(resolved, columns, figures.get(source["split"], {}))
-    return [] if told is None else [told]
+    warning = scales.scale_warning(resolved, columns, figures.get(source["split"], {}))
+    return [] if warning is None else [warning]
 
 
 def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
@@ -328,9 +328,9 @@ def _fits(row: Device, wanted: Devices) -> bool:
 
 
 def _why_none(wanted: Devices, able: list[Device]) -> tuple[str, str]:
-    asked = [row for row in able if _fits(row, wanted)]
-    if asked:
-        row = asked[0]
+    matching = [row for row in able if _fits(row, wanted)]
+    if matching:
+        row = matching[0]
         return "/devices", f"{row.id} of {row.worker} is not healthy: {row.reason or 'no reason'}"
     there = _listed({f"{row.id} ({row.worker})" for row in able if row.kind != "cpu"})
     pointer = "/devices/ids" if wanted.ids is not None else "/devices"

@@ -46,7 +46,7 @@ export function Shell() {
 }
 
 /** A followed link disappears with its view: move the focus to the new view, not to the top of the page. */
-function useFocusKept(): void {
+function useRestoredFocus(): void {
   const { path } = useLocation();
   const before = useRef(path);
   useEffect(() => {
@@ -65,7 +65,7 @@ function useFocusKept(): void {
 }
 
 function Views() {
-  useFocusKept();
+  useRestoredFocus();
   return (
     <ErrorBoundary onError={(error) => console.error(error)}>
       <Router>
@@ -80,13 +80,13 @@ function Views() {
         <Route path="/devices" component={Devices} />
         <Route path="/submit" component={Submit} />
         <Route path="/settings" component={Settings} />
-        <Route default component={Nowhere} />
+        <Route default component={NotFound} />
       </Router>
     </ErrorBoundary>
   );
 }
 
-function Nowhere() {
+function NotFound() {
   return <Empty><p>This page does not exist.</p><a class="button" href="/jobs">Back to jobs</a></Empty>;
 }
 

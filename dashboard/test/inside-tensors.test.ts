@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { colorOf, INFINITE, NAN, sequential } from "../src/charts/palette";
 import { powersAround } from "../src/charts/powers";
-import { flowOf, overDepth } from "../src/views/inside/flow";
+import { flowOf, gradientTrend } from "../src/views/inside/flow";
 import { layersAt, stepsOf } from "../src/views/inside/history";
 import { find, selected, tensorNames } from "../src/views/inside/kinds";
 import { BadFile, readNpy } from "../src/views/inside/npy";
@@ -134,9 +134,9 @@ test("gradient flow has the gradient of all parameters of a layer together, with
   const points = flowOf(layers, "l2", "param_grad");
   assert.deepEqual(points.map((point) => [point.name, point.place, point.value, point.mark]), [["a", 0, 1e-9, "vanishing"], ["b", 2, 3, null], ["c", 3, 200, "exploding"], ["d", 4, NaN, "nonfinite"], ["e", 5, null, null]]);
   assert.equal(flowOf(layers, "rms", "param_grad")[1]!.value, Math.sqrt(9 / 16));
-  assert.deepEqual(overDepth(points), { ratio: 1e-9 / 200, mark: "vanishing" });
-  assert.equal(overDepth(points.slice(1, 3))!.mark, null);
-  assert.equal(overDepth([...points.slice(2, 3), { ...points[1]!, value: 1 }])!.mark, "exploding");
+  assert.deepEqual(gradientTrend(points), { ratio: 1e-9 / 200, mark: "vanishing" });
+  assert.equal(gradientTrend(points.slice(1, 3))!.mark, null);
+  assert.equal(gradientTrend([...points.slice(2, 3), { ...points[1]!, value: 1 }])!.mark, "exploding");
 });
 
 test("bars have the powers of ten around their values", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { align, between, clusters, csv, envelope, epochLadder, floorOf, ladder, oddities, readAt, rows, sentence, smooth, weights } from "../src/charts/series";
+import { align, between, clusters, csv, envelope, epochLadder, floorOf, ladder, nonfinitePoints, readAt, rows, sentence, smooth, weights } from "../src/charts/series";
 
 test("smoothing is the weighted mean with weights w^k that add up to one", () => {
   const ys = [2, 1, 4, 3];
@@ -80,7 +80,7 @@ test("series with different steps share one x: undefined if one has no point, nu
 });
 
 test("NaN and Inf are found with their series and step", () => {
-  const odd = oddities([
+  const odd = nonfinitePoints([
     { label: "b", xs: [0, 7], ys: [1, -Infinity] },
     { label: "a", xs: [0, 3], ys: [1, NaN] },
   ]);

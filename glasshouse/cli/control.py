@@ -17,19 +17,19 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it
 def pause(job: JobId, json: Json = False) -> None:
     """Pause a job: save a checkpoint and free its devices."""
     with Client() as client:
-        _told(client.jobs.pause(references.job_id(client, job)), as_json=json)
+        _print_state(client.jobs.pause(references.job_id(client, job)), as_json=json)
 
 
 def resume(job: JobId, json: Json = False) -> None:
     """Resume a paused job from its checkpoint."""
     with Client() as client:
-        _told(client.jobs.resume(references.job_id(client, job)), as_json=json)
+        _print_state(client.jobs.resume(references.job_id(client, job)), as_json=json)
 
 
 def retry(job: JobId, watch: Watch = False, json: Json = False) -> None:
     """Submit the spec of an ended job as a new job. Prints its id."""
     with Client() as client:
-        _made(client.jobs.retry(references.job_id(client, job)), watch=watch, as_json=json)
+        _print_created(client.jobs.retry(references.job_id(client, job)), watch=watch, as_json=json)
 
 
 def fork(  # noqa: PLR0913 (each is a field of a fork)
@@ -60,7 +60,7 @@ def fork(  # noqa: PLR0913 (each is a field of a fork)
         saved = None if checkpoint is None else references.checkpoint_id(client, checkpoint)
         start: dict[str, Any] = {"checkpoint": saved, "step": step, "load": load}
         start["device"] = device
-        _made(
+        _print_created(
             client.jobs.fork(references.job_id(client, job), patch, **start),
             watch=watch,
             as_json=json,
@@ -107,14 +107,14 @@ def _setting(text: str) -> tuple[str, Any]:
     return (name if "." in name else f"optimizer.{name}"), read
 
 
-def _told(job: Job, *, as_json: bool) -> None:
+def _print_state(job: Job, *, as_json: bool) -> None:
     if as_json:
         output.document(job.data)
     else:
         output.tell(f"{job.id} is {job.state}")
 
 
-def _made(job: Job, *, watch: bool, as_json: bool) -> None:
+def _print_created(job: Job, *, watch: bool, as_json: bool) -> None:
     if watch:
         watch_job(job, as_json=as_json)
     elif as_json:

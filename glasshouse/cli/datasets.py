@@ -112,11 +112,11 @@ def devices(json: Json = False) -> None:
         return
     columns = {"id": "device", "worker": "worker", "healthy": "healthy", "job": "job"}
     columns |= {"name": "name"}
-    rows = ([_told(device.get(column)) for column in columns] for device in found)
+    rows = ([_cell(device.get(column)) for column in columns] for device in found)
     output.table([*columns.values()], rows, short={"worker", "name"})
 
 
-def _told(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 

@@ -104,18 +104,18 @@ def _torch(home: Path) -> Check:
     if build is None:
         return Check("torch", "fail", "is not installed", "pip install 'glasshouse[server]'")
     version, cuda = build
-    told = f"{version}, " + (f"built for CUDA {cuda}" if cuda else "CPU build")
+    reply = f"{version}, " + (f"built for CUDA {cuda}" if cuda else "CPU build")
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not LEAST_TORCH <= number < FIRST_UNTRIED_TORCH:
-        return Check("torch", "fail", told, "pip install 'torch>=2.11,<2.14'")
+        return Check("torch", "fail", reply, "pip install 'torch>=2.11,<2.14'")
     has_driver = has_nvidia_driver()
     if has_driver and not cuda:
         fix = "This machine has an NVIDIA driver: install a CUDA build of torch to use it."
-        return Check("torch", "warn", told, fix)
+        return Check("torch", "warn", reply, fix)
     if cuda and not has_driver:
         fix = "There is no NVIDIA driver here: jobs run on the CPU."
-        return Check("torch", "warn", told, fix)
-    return Check("torch", "ok", told)
+        return Check("torch", "warn", reply, fix)
+    return Check("torch", "ok", reply)
 
 
 def torch_build() -> tuple[str, str | None] | None:
@@ -154,30 +154,30 @@ def _cuda_kernel(home: Path) -> Check:
 
 def _path_of_statistics(name: str, device: str, module: str, fix: str) -> Check:
     """Whether statistics use the native kernel, checked in a process of the engine."""
-    code, out, err = _asked(module)
+    code, out, err = _run_module(module)
     if code == 0:
         return Check(name, "ok", f"statistics on {device} are native: {out}")
     if code is None:
         return Check(name, "warn", f"cannot be asked: {err}", fix)
-    said = (out or err or "no answer").splitlines()[-1]
-    return Check(name, "warn", f"statistics on {device} use the slow path: {said}", fix)
+    reason_text = (out or err or "no answer").splitlines()[-1]
+    return Check(name, "warn", f"statistics on {device} use the slow path: {reason_text}", fix)
 
 
 def metrics(home: Path) -> Check:
     """Whether torchmetrics can be imported; other packages can break the import."""
-    code, out, err = _asked("engine.metrics.torch_metrics")
+    code, out, err = _run_module("engine.metrics.torch_metrics")
     if code == 0:
         return Check("metrics", "ok", out)
     if code is None:
         return Check("metrics", "warn", f"cannot be asked: {err}", FIX_METRICS)
     reason, _, fix = out.partition("\n")
-    said = reason or (err or "no answer").splitlines()[-1]
+    reason_text = reason or (err or "no answer").splitlines()[-1]
     return Check(
-        "metrics", "fail", f"those of torchmetrics are refused: {said}", fix or FIX_METRICS
+        "metrics", "fail", f"those of torchmetrics are refused: {reason_text}", fix or FIX_METRICS
     )
 
 
-def _asked(module: str) -> tuple[int | None, str, str]:
+def _run_module(module: str) -> tuple[int | None, str, str]:
     """How a module of the engine, run as a process, ends, and what it says; None: it does not."""
     command = [sys.executable, "-m", module]
     try:
@@ -229,10 +229,10 @@ def _disk(home: Path) -> Check:
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    told = f"{free / 1024**3:.1f} GiB free at {place}"
+    reply = f"{free / 1024**3:.1f} GiB free at {place}"
     if free < LEAST_FREE_BYTES:
-        return Check("disk", "warn", told, "Checkpoints and captures need space: free some.")
-    return Check("disk", "ok", told)
+        return Check("disk", "warn", reply, "Checkpoints and captures need space: free some.")
+    return Check("disk", "ok", reply)
 
 
 def _socket_path(home: Path) -> Check:
@@ -269,18 +269,21 @@ def _readiness(home: Path) -> list[Check]:
         return []
     try:
         with Client(runtime["url"], runtime["api_key"], timeout=10, max_retries=0) as client:
-            told = client.ready()
+            reply = client.ready()
     except APIStatusError as error:
-        told = error.problem
+        reply = error.problem
     except (APIError, KeyError):
         return []  # said by the check of the service
     found = [
-        Check(f"ready/{name}", "fail", said, FIX_READY.get(name))
-        for name, said in told.get("checks", {}).items()
-        if said != "ok"
+        Check(f"ready/{name}", "fail", reason_text, FIX_READY.get(name))
+        for name, reason_text in reply.get("checks", {}).items()
+        if reason_text != "ok"
     ]
-    warned = told.get("warnings", {}).items()
-    found += [Check(f"ready/{name}", "warn", said, FIX_READY.get(name)) for name, said in warned]
+    warned = reply.get("warnings", {}).items()
+    found += [
+        Check(f"ready/{name}", "warn", reason_text, FIX_READY.get(name))
+        for name, reason_text in warned
+    ]
     return found or [Check("ready", "ok", "every check of /readyz is ok")]
 
 

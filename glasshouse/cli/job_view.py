@@ -166,7 +166,7 @@ class JobView:
             above = [self._head(), self._bar(), *self._figures(bars), *self._alarm()]
             notes = [*self._watching(), *self.notes]
             below = [Text(note, style="dim", no_wrap=True, overflow="ellipsis") for note in notes]
-            taken = len(above) + len(below) + sum(len(told) > options.max_width for told in notes)
+            taken = len(above) + len(below) + sum(len(text) > options.max_width for text in notes)
             room = console.height - taken - 3 if console.is_terminal else None
             layers = self._layers(options.max_width, bars, room) if self.layers else []
             yield from [*above, *layers, *below]
@@ -202,13 +202,13 @@ class JobView:
     def _bar(self) -> RenderableType:
         progress = self._progress
         done = 0 if self.step is None else self.step + 1
-        told = f" {self._step()}  epoch {self.epoch}"
+        text = f" {self._step()}  epoch {self.epoch}"
         if self.state == "running" and progress.get("eta_s") is not None:
-            told += f"  ETA {_duration(jsonio.number(progress['eta_s']))}"
+            text += f"  ETA {_duration(jsonio.number(progress['eta_s']))}"
         if progress.get("samples_per_s") is not None:
-            told += f"  {jsonio.number(progress['samples_per_s']):.0f}/s"
+            text += f"  {jsonio.number(progress['samples_per_s']):.0f}/s"
         grid = Table.grid(expand=False)
-        grid.add_row(ProgressBar(total=self._total, completed=done, width=28), Text(told))
+        grid.add_row(ProgressBar(total=self._total, completed=done, width=28), Text(text))
         return grid
 
     def _figures(self, bars: str) -> list[Text]:
@@ -218,8 +218,8 @@ class JobView:
             first.append(f"loss {figure(self.values['loss'])} ")
             first.append(sparkline([loss for _, loss in self.losses], 28, bars), style="cyan")
         of_training = {name: value for name, value in self.values.items() if "/" not in name}
-        told = [f"{name} {figure(value)}" for name, value in of_training.items() if name != "loss"]
-        first.append("".join(f"  {text}" for text in told))
+        rest = [f"{name} {figure(value)}" for name, value in of_training.items() if name != "loss"]
+        first.append("".join(f"  {text}" for text in rest))
         judged = [f"{name} {figure(value)}" for name, value in self.values.items() if "/" in name]
         second = Text("  ".join(judged), style="bold", no_wrap=True, overflow="ellipsis")
         return [first, second] if judged else [first]
@@ -227,20 +227,20 @@ class JobView:
     def _alarm(self) -> list[Text]:
         """What is not finite, the first of it first, and what was found out about it."""
         if not self.alerts:
-            return [Text(told, style="bold") for told in self.findings]
+            return [Text(text, style="bold") for text in self.findings]
         first = min(self.alerts.values())
         names = list(self.alerts)
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        told = f"! NaN or Inf since step {first}: {', '.join(names[:3])}{more}"
-        alarm = Text(told, style="bold red", no_wrap=True, overflow="ellipsis")
-        return [alarm, *(Text(told, style="bold") for told in self.findings)]
+        text = f"! NaN or Inf since step {first}: {', '.join(names[:3])}{more}"
+        alarm = Text(text, style="bold red", no_wrap=True, overflow="ellipsis")
+        return [alarm, *(Text(text, style="bold") for text in self.findings)]
 
     def _watching(self) -> list[str]:
         """What watching costs, where it is known."""
-        told = self.job.get("probe_overhead")
-        if told is None or told["fraction"] is None:
+        overhead = self.job.get("probe_overhead")
+        if overhead is None or overhead["fraction"] is None:
             return []
-        return [f"watching {jsonio.number(told['fraction']):.1%}"]
+        return [f"watching {jsonio.number(overhead['fraction']):.1%}"]
 
     def _layers(self, width: int, bars: str, room: int | None) -> list[RenderableType]:
         """Rows of layers as they fit; where not all do, those that are not finite first."""
@@ -298,17 +298,17 @@ def _note_of(event: dict[str, Any]) -> str | None:
         case "adjusted":
             return f"{event['what']} went from {event['from']} to {event['to']}"
         case "command":
-            return _told_of(event)
+            return _command_line(event)
         case _:
             return None
 
 
-def _told_of(event: dict[str, Any]) -> str:
+def _command_line(event: dict[str, Any]) -> str:
     """A command in one line."""
     if event["state"] == "rejected":
-        asked: list[str] = list(event.get("set") or [event["do"]])
+        settings: list[str] = list(event.get("set") or [event["do"]])
         why: dict[str, Any] = event["problem"] or {}
-        return f"refused at step {event['step']}: {', '.join(asked)}: {why.get('detail')}"
+        return f"refused at step {event['step']}: {', '.join(settings)}: {why.get('detail')}"
     if event.get("do"):
         return f"{event['do']} asked for before step {event['step']}"
     old: dict[str, Any] = event["old"] or {}

@@ -130,15 +130,15 @@ def _fitted(text: str, width: int, *, right: bool) -> str:
     return filling + text if right else text + filling
 
 
-def facts(told: Mapping[str, Any]) -> None:
+def facts(values: Mapping[str, Any]) -> None:
     """Print one thing, a line for each of its facts."""
-    width = max(map(len, told), default=0)
-    for name, value in told.items():
+    width = max(map(len, values), default=0)
+    for name, value in values.items():
         line(f"{name:<{width}}  {printable(str(value))}")
 
 
 def printable(text: str) -> str:
-    """A text without what would move a terminal's cursor, or change its colours."""
+    """A text without what would move a terminal's cursor, or change its colors."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
@@ -182,10 +182,10 @@ def failure(error: Exception, code: int, *, as_json: bool) -> None:
     """Print why a command failed; with ``--json``, also as a document on stdout."""
     text = error.detail if isinstance(error, GlasshouseError) else str(error)
     if as_json:
-        told: dict[str, Any] = {"kind": type(error).__name__, "detail": text, "exit_code": code}
+        report: dict[str, Any] = {"kind": type(error).__name__, "detail": text, "exit_code": code}
         if isinstance(error, APIStatusError):
-            told["problem"] = error.problem
+            report["problem"] = error.problem
         if isinstance(error, JobFailed):
-            told |= {"job": error.job_id, "error": error.error}
-        document({"error": told})
+            report |= {"job": error.job_id, "error": error.error}
+        document({"error": report})
     tell(f"error: {text}")

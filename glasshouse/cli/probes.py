@@ -9,54 +9,65 @@ from glasshouse.cli.jobs import JobId
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Probe
 
+Layers = Annotated[
+    list[str] | None, typer.Option(help="A glob over layers and parameters; repeatable.")
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="output, input, output_grad, param, param_grad, update, optim_state; "
+        "comma-separated or repeated."
+    ),
+]
+Every = Annotated[int | None, typer.Option(help="Observe every n-th step. Default: 1.")]
+At = Annotated[list[int] | None, typer.Option(help="Observe this step; repeatable.")]
+On = Annotated[
+    str | None, typer.Option(help="nonfinite: the last 20 steps up to the first NaN or Inf.")
+]
+Phase = Annotated[str | None, typer.Option(help="train or evaluate. Default: train.")]
+MaxOverhead = Annotated[
+    float | None,
+    typer.Option(help="Maximum fraction of step time; widens the interval. 0: no limit."),
+]
+Start = Annotated[int | None, typer.Option(help="The first observed step.")]
+Stop = Annotated[int | None, typer.Option(help="Observe no steps from this one on.")]
+Want = Annotated[
+    list[str] | None,
+    typer.Option(help="stats, histogram, quantiles, full, sample; comma-separated or repeated."),
+]
+Slice = Annotated[str | None, typer.Option("--slice", help="The part that full stores: 0:4,:,::2.")]
+MaxBytes = Annotated[
+    int | None, typer.Option(help="Maximum bytes per tensor that full or sample stores.")
+]
+Point = Annotated[
+    str | None, typer.Option(help="param_grad before or after clipping: raw or clipped.")
+]
+Lossless = Annotated[
+    bool, typer.Option("--lossless", help="Block training rather than drop tensors.")
+]
+ListProbes = Annotated[bool, typer.Option("--list", help="List the probes.")]
+Remove = Annotated[str | None, typer.Option(metavar="PROBE", help="Remove a probe by id (prb_…).")]
+
 
 def probe(  # noqa: PLR0913 (each is a field of a probe)
     job: JobId,
     *,
-    layers: Annotated[
-        list[str] | None, typer.Option(help="A glob over layers and parameters; repeatable.")
-    ] = None,
-    kinds: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="output, input, output_grad, param, param_grad, update, optim_state; "
-            "comma-separated or repeated."
-        ),
-    ] = None,
-    every: Annotated[int | None, typer.Option(help="Observe every n-th step. Default: 1.")] = None,
-    at: Annotated[list[int] | None, typer.Option(help="Observe this step; repeatable.")] = None,
-    on: Annotated[
-        str | None, typer.Option(help="nonfinite: the last 20 steps up to the first NaN or Inf.")
-    ] = None,
-    phase: Annotated[str | None, typer.Option(help="train or evaluate. Default: train.")] = None,
-    max_overhead: Annotated[
-        float | None,
-        typer.Option(help="Maximum fraction of step time; widens the interval. 0: no limit."),
-    ] = None,
-    start: Annotated[int | None, typer.Option(help="Not before this step.")] = None,
-    stop: Annotated[int | None, typer.Option(help="No more from this step on.")] = None,
-    want: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="stats, histogram, quantiles, full, sample; comma-separated or repeated."
-        ),
-    ] = None,
-    slice_: Annotated[
-        str | None, typer.Option("--slice", help="The part that full stores: 0:4,:,::2.")
-    ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option(help="Maximum bytes per tensor that full or sample stores.")
-    ] = None,
-    point: Annotated[
-        str | None, typer.Option(help="param_grad before or after clipping: raw or clipped.")
-    ] = None,
-    lossless: Annotated[
-        bool, typer.Option("--lossless", help="Block training rather than drop tensors.")
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the probes.")] = False,
-    remove: Annotated[
-        str | None, typer.Option(metavar="PROBE", help="Remove a probe by id (prb_…).")
-    ] = None,
+    layers: Layers = None,
+    kinds: Kinds = None,
+    every: Every = None,
+    at: At = None,
+    on: On = None,
+    phase: Phase = None,
+    max_overhead: MaxOverhead = None,
+    start: Start = None,
+    stop: Stop = None,
+    want: Want = None,
+    slice_: Slice = None,
+    max_bytes: MaxBytes = None,
+    point: Point = None,
+    lossless: Lossless = False,
+    list_: ListProbes = False,
+    remove: Remove = None,
     json: Json = False,
 ) -> None:
     """Attach, list or remove the probes of a running job."""
@@ -68,13 +79,9 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             _print(found.probes(), as_json=json)
             return
         if remove is not None:
-            gone = found.get_probe(remove).remove()
-            if json:
-                output.document(gone.data)
-            else:
-                output.tell(f"{gone.id} removed")
+            _print_removed(found.get_probe(remove).remove(), as_json=json)
             return
-        made = found.probe(
+        attached = found.probe(
             _split(layers),
             _split(kinds) or ["output"],
             want=_split(want) or ["stats"],
@@ -90,12 +97,23 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             lossless=lossless or None,
             **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
-    if json:
-        output.document(made.data)
+    _print_attached(attached, as_json=json)
+
+
+def _print_removed(probe: Probe, *, as_json: bool) -> None:
+    if as_json:
+        output.document(probe.data)
+    else:
+        output.tell(f"{probe.id} removed")
+
+
+def _print_attached(probe: Probe, *, as_json: bool) -> None:
+    if as_json:
+        output.document(probe.data)
         return
-    output.line(made.id)
-    size = output.size(made.bytes_per_step)
-    output.tell(f"observes {', '.join(made.matched)}: {size} per observed step")
+    output.line(probe.id)
+    size = output.size(probe.bytes_per_step)
+    output.tell(f"observes {', '.join(probe.matched)}: {size} per observed step")
 
 
 def _split(given: list[str] | None) -> list[str]:
@@ -123,6 +141,6 @@ def _when(probe: Probe) -> str:
     """The requested and current schedule of a probe."""
     if probe.at:
         return f"at {len(probe.at)} steps"
-    asked = probe.every or 1
-    text = f"on {probe.on}" if probe.on else f"every {asked}"
-    return text if probe.every_now == asked else f"{text}, now every {probe.every_now}"
+    requested = probe.every or 1
+    text = f"on {probe.on}" if probe.on else f"every {requested}"
+    return text if probe.every_now == requested else f"{text}, now every {probe.every_now}"

@@ -29,11 +29,11 @@ def quota(
         output.document(found.data)
         return
     limits, used = found.data["limits"], found.data["used"]
-    rows = ([name, _told(name, used.get(name)), _told(name, limits[name])] for name in limits)
+    rows = ([name, _format(name, used.get(name)), _format(name, limits[name])] for name in limits)
     output.table(["quota", "used", "limit"], rows, numbers={"used", "limit"})
 
 
-def _told(name: str, value: float | None) -> str | None:
+def _format(name: str, value: float | None) -> str | None:
     if value is None:
         return None
     return output.size(value) if name.endswith("_bytes") else f"{value:g}"

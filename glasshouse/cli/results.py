@@ -23,6 +23,28 @@ from glasshouse.client.tensors import Array, read_outputs, write_tensors
 Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Write to .npy, .npz or .safetensors.")
 ]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="A job or checkpoint: the id or an id prefix, the name, or 'last'.",
+        autocompletion=completion.sources,
+    ),
+]
+InferData = Annotated[
+    str,
+    typer.Option(
+        help="A dataset id or name, or a file to upload.",
+        autocompletion=completion.datasets,
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="Default: test if it exists, else the first.")]
+Outputs = Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")]
+Fields = Annotated[
+    str | None,
+    typer.Option(help="value, id, prob. Default: value; all three for a classifier."),
+]
+Timeout = Annotated[float | None, typer.Option(help="Seconds to wait.")]
 
 
 def metrics(
@@ -94,42 +116,24 @@ def layers(
         captured = found.layers[layer].tensor(kind, step=wanted)
     if save is not None:
         _save(save, {f"{layer}/{kind}": captured.values})
-    told = {"job": job, "layer": layer, "kind": kind, "step": captured.step}
-    told |= _figures(captured.values) | {"saved": None if save is None else str(save)}
+    facts = {"job": job, "layer": layer, "kind": kind, "step": captured.step}
+    facts |= _figures(captured.values) | {"saved": None if save is None else str(save)}
     if json:
-        output.document(told)
+        output.document(facts)
     else:
-        _print_facts(told)
+        _print_facts(facts)
 
 
 def infer(  # noqa: PLR0913 - each is an option of the command
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB",
-            help="A job or checkpoint: the id or an id prefix, the name, or 'last'.",
-            autocompletion=completion.sources,
-        ),
-    ],
+    source: Source,
     *,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="A dataset id or name, or a file to upload.",
-            autocompletion=completion.datasets,
-        ),
-    ],
-    split: Annotated[
-        str | None, typer.Option(help="Default: test if it exists, else the first.")
-    ] = None,
-    outputs: Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")] = None,
-    fields: Annotated[
-        str | None,
-        typer.Option(help="value, id, prob. Default: value; all three for a classifier."),
-    ] = None,
+    data: InferData,
+    split: Split = None,
+    outputs: Outputs = None,
+    fields: Fields = None,
     device: OnDevice = None,
     save: Save = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait.")] = None,
+    timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Run a trained network on a dataset and return the outputs of any layers."""
@@ -150,22 +154,34 @@ def infer(  # noqa: PLR0913 - each is an option of the command
             job.wait(timeout, progress=not json)
         content = job.artifact("outputs.safetensors")
     tensors = read_outputs(content)
-    classes = {name: tensors.pop(name) for name in [*tensors] if name.endswith("/class")}
-    counts = {name: _counts(array) for name, array in classes.items()}
     if save is not None:
-        if save.suffix == ".safetensors":
-            save.write_bytes(content)
-        elif save.suffix in TABLES:
-            write_table(save, dict(sorted((tensors | classes).items())))
-        else:
-            _save(save, tensors | classes)
-    if json:
-        told = {name: _figures(array) for name, array in tensors.items()}
-        saved = None if save is None else str(save)
-        output.document({"job": job.id, "outputs": told, "classes": counts, "saved": saved})
+        _save_outputs(save, content, tensors)
+    _print_outputs(job.id, tensors, save, as_json=json)
+
+
+def _save_outputs(path: Path, content: bytes, tensors: dict[str, Array]) -> None:
+    """Write the outputs of an inference in the format that the suffix of the path names."""
+    if path.suffix == ".safetensors":
+        path.write_bytes(content)
+    elif path.suffix in TABLES:
+        write_table(path, dict(sorted(tensors.items())))
+    else:
+        _save(path, tensors)
+
+
+def _print_outputs(
+    job: str, tensors: dict[str, Array], saved: Path | None, *, as_json: bool
+) -> None:
+    """Print statistics of each output, and of outputs of class names the rows per class."""
+    classes = {name: array for name, array in tensors.items() if name.endswith("/class")}
+    counts = {name: _counts(array) for name, array in classes.items()}
+    figures = {name: _figures(array) for name, array in tensors.items() if name not in classes}
+    if as_json:
+        to = None if saved is None else str(saved)
+        output.document({"job": job, "outputs": figures, "classes": counts, "saved": to})
         return
-    rows = ([name, *_told(_figures(array)).values()] for name, array in tensors.items())
     columns = ["shape", "dtype", "mean", "std", "min", "max", "nan", "inf"]
+    rows = ([name, *_texts(row).values()] for name, row in figures.items())
     output.table(["output", *columns], rows, short={"output"}, numbers=columns[2:])
     for name, found in counts.items():
         output.line(f"{name}: " + ", ".join(f"{value} {rows}" for value, rows in found.items()))
@@ -177,13 +193,13 @@ def _counts(classes: Array) -> dict[str, int]:
 
 
 def _statistics(job: Job, layer: str) -> list[LayerStats]:
-    """What was seen of a layer and its parameters, thinned to what a line of text can show."""
+    """The statistics of a layer and its parameters, thinned to what a line of text can show."""
     parts = (layer, f"{layer}.*")
     return [one for name in parts for one in job.layers[name].all_stats(max_points=400)]
 
 
 def _print_statistics(seen: list[LayerStats], *, as_json: bool) -> None:
-    """The newest figures of each tensor; in a terminal also the course of its spread."""
+    """Print the newest statistics of each tensor, and in a terminal the trend of its std."""
     columns = ["mean", "std", "min", "max", "l2", "absmax", "zeros", "nan", "inf"]
     newest = [
         {name: float(one[name][-1]) if name in one else None for name in columns} for one in seen
@@ -238,15 +254,15 @@ def _print_layers(entries: list[dict[str, Any]], *, as_json: bool) -> None:
     )
 
 
-def _print_facts(told: dict[str, Any]) -> None:
-    """One thing, a line for each of its facts."""
-    width = max(map(len, told))
-    for name, text in _told(told).items():
+def _print_facts(facts: dict[str, Any]) -> None:
+    """Print one fact a line."""
+    width = max(map(len, facts))
+    for name, text in _texts(facts).items():
         output.line(f"{name:<{width}}  {text}")
 
 
-def _told(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts as people read them."""
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    """Format the values for a terminal."""
     return {
         name: ("x".join(map(str, value)) or "scalar" if name == "shape" else figure(value))
         for name, value in facts.items()
@@ -254,7 +270,7 @@ def _told(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _figures(array: Array) -> dict[str, Any]:
-    """What to know of a tensor at a glance; moments over the finite values."""
+    """Summary statistics of a tensor; moments over the finite values."""
     numbers = array.astype(np.float64, copy=False)
     finite = numbers[np.isfinite(numbers)]
     figures: dict[str, Any] = {"shape": list(array.shape), "dtype": str(array.dtype)}

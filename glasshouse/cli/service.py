@@ -69,7 +69,7 @@ def down(home: Home = None, json: Json = False) -> None:
 
 def status(home: Home = None, json: Json = False) -> None:
     """Show the health of the service and its workers."""
-    with Client(*_door(home), timeout=10, max_retries=0) as client:
+    with Client(*_address(home), timeout=10, max_retries=0) as client:
         ready = _readiness(client)
         workers = [worker.data for worker in client.workers.list()]
     if json:
@@ -106,7 +106,7 @@ def open_page(
     json: Json = False,
 ) -> None:
     """Open the dashboard with a link that works once and expires after one minute."""
-    with Client(*_door(home)) as client:
+    with Client(*_address(home)) as client:
         link = client.browser_link()
     if json:
         output.document({"url": link})
@@ -138,7 +138,7 @@ def _open(home: Path) -> None:
         output.tell(f"  in a browser       {link}  (once, within a minute)")
 
 
-def _door(home: Path | None) -> tuple[str | None, str | None]:
+def _address(home: Path | None) -> tuple[str | None, str | None]:
     """Address and key of the service of a home; without one the client finds them."""
     if home is None:
         return None, None

@@ -15,21 +15,21 @@ def place_of(entry: Mapping[str, Any], body: Any) -> Place:
     ``[key]``). Parts that the body does not contain are removed, except a field that is missing or
     unset.
     """
-    kept: Place = []
+    location: Place = []
     here = body
     context: Mapping[str, Any] = entry.get("ctx") or {}
     error = context.get("error")
     for number, part in enumerate(entry["loc"]):
         if _has(here, part):
             here = here[part]
-            kept.append(part)
+            location.append(part)
         elif entry["type"] == "missing" and number + 1 == len(entry["loc"]):
-            kept.append(part)
+            location.append(part)
     if isinstance(error, WrongAt):
-        kept += _within(here, error.place)
+        location += _within(here, error.place)
     if str(entry["type"]).startswith("union_tag"):  # the fault is in the field that decides
-        kept.append(str(entry["ctx"]["discriminator"]).strip("'"))
-    return kept
+        location.append(str(entry["ctx"]["discriminator"]).strip("'"))
+    return location
 
 
 def pointer(place: Sequence[int | str]) -> str:
@@ -39,14 +39,14 @@ def pointer(place: Sequence[int | str]) -> str:
 
 def _within(here: Any, place: Sequence[int | str]) -> Place:
     """The part of a location that the body contains, and at most one more field."""
-    kept: Place = []
+    location: Place = []
     for part in place:
         if not _has(here, part):
-            is_left_out = isinstance(here, dict) and len(kept) + 1 == len(place)
-            return [*kept, part] if is_left_out and isinstance(part, str) else kept
+            is_missing = isinstance(here, dict) and len(location) + 1 == len(place)
+            return [*location, part] if is_missing and isinstance(part, str) else location
         here = here[part]
-        kept.append(part)
-    return kept
+        location.append(part)
+    return location
 
 
 def _has(value: Any, part: int | str) -> bool:

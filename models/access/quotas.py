@@ -170,7 +170,7 @@ class QuotaLeft:
         self.devices = None if self.devices is None else self.devices - num_devices
 
 
-def rooms(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
+def remaining(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
     """Return what each owner with queued jobs and a limit may still use."""
     usual = defaults(settings)
     set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}

@@ -110,9 +110,14 @@ def announce(tx: Session, job_id: str, moves: Sequence[tuple[int, str, dict[str,
     rows: list[dict[str, Any]] = []
     for seq, at, move in moves:
         kind = f"job.{move['to']}"
-        told = {"job": job_id, "seq": seq, "name": job.name, "kind": job.kind}
-        told |= {"labels": job.labels, "attempt": job.attempt, **move, "error": _short(job.error)}
-        body = jsonio.dumps({"type": kind, "timestamp": at, "data": told})
+        payload = {"job": job_id, "seq": seq, "name": job.name, "kind": job.kind}
+        payload |= {
+            "labels": job.labels,
+            "attempt": job.attempt,
+            **move,
+            "error": _short(job.error),
+        }
+        body = jsonio.dumps({"type": kind, "timestamp": at, "data": payload})
         rows += [
             _row(hook.id, kind, body)
             for hook in hooks

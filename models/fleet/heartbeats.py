@@ -22,7 +22,7 @@ from models.tables import (
 
 GONE = ("stopped", "lost")
 """States of workers that do not run."""
-MISSED_RINGS = 3
+MISSED_CANARIES = 3
 """A worker that misses this many of its own wake-ups is unresponsive."""
 
 
@@ -39,7 +39,7 @@ class WorkerHealth:
     figures: dict[str, Any]
 
 
-def heard(tx: Session, worker: str, *, instance: str = "") -> None:
+def received_canary(tx: Session, worker: str, *, instance: str = "") -> None:
     """Note that the worker received its own wake-up."""
     _note(tx, worker, instance, canary_ms=now_ms())
 
@@ -65,7 +65,7 @@ def _note(tx: Session, worker: str, instance: str, **values: Any) -> None:
 def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
     """Return the health of every known worker."""
     time = tx.scalars(select(now_ms())).one()
-    unresponsive_ms = MISSED_RINGS * canary_s * 1000
+    unresponsive_ms = MISSED_CANARIES * canary_s * 1000
     return [
         WorkerHealth(
             worker=row.id,
@@ -80,7 +80,7 @@ def signs(tx: Session, *, lease_ms: int, canary_s: float) -> list[WorkerHealth]:
     ]
 
 
-def short_of_room(tx: Session, least_bytes: int) -> set[str]:
+def low_on_disk(tx: Session, least_bytes: int) -> set[str]:
     """Return workers that last reported a disk with less free space than this."""
     rows = tx.execute(select(Worker.id, Worker.figures).where(Worker.figures.is_not(None)))
     return {

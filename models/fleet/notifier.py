@@ -94,12 +94,12 @@ class Notifier:
     def broker_version(self) -> tuple[str, str] | None:
         """Return product (``valkey`` or ``redis``) and version of the broker; None if unknown."""
         try:
-            told = self._redis.info("server")
+            server = self._redis.info("server")
         except (RedisError, OSError):
             return None
         for product in ("valkey", "redis"):
-            if f"{product}_version" in told:
-                return product, str(told[f"{product}_version"])
+            if f"{product}_version" in server:
+                return product, str(server[f"{product}_version"])
         return None
 
     def close(self) -> None:

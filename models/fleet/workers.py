@@ -42,8 +42,8 @@ def register(  # noqa: PLR0913 (the columns of a worker)
 ) -> None:
     """Create or update a worker and its devices. Leases stay.
 
-    ``instance`` identifies the process. If another process may have the name, call `rival` first,
-    in the same transaction.
+    ``instance`` identifies the process. If another process may have the name, call `other_process`
+    first, in the same transaction.
     """
     time_ms = tx.scalars(select(now_ms())).one()
     row = tx.get(Worker, worker)
@@ -71,7 +71,7 @@ class OtherProcess:
     """Seconds since its last heartbeat, by the database's clock."""
 
 
-def rival(
+def other_process(
     tx: Session, worker: str, *, known: Collection[str], lease_ms: int
 ) -> OtherProcess | None:
     """Return the unknown process that has the name and sent a heartbeat within the lease.

@@ -76,8 +76,8 @@ def supersede(tx: Session, job_id: str, keeping: RetentionRule) -> list[str]:
     this attempt runs again, and damaged ones, are deleted only now, because before there were no
     others.
     """
-    standing = checkpoints.of_job(tx, job_id)
-    complete = [row for row in standing if row.state == "complete"]
+    rows = checkpoints.of_job(tx, job_id)
+    complete = [row for row in rows if row.state == "complete"]
     attempt = tx.scalar(select(Job.attempt).where(Job.id == job_id))
     if not any(row.attempt == attempt for row in complete):
         return []

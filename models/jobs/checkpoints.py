@@ -98,10 +98,12 @@ def uploaded(tx: Session) -> set[str]:
     return set(tx.scalars(select(Checkpoint.id).where(Checkpoint.job.is_(None))))
 
 
-def of_job(tx: Session, job_id: str, asked: lineage.Asked = None) -> list[Checkpoint]:
+def of_job(
+    tx: Session, job_id: str, attempt_filter: lineage.AttemptFilter = None
+) -> list[Checkpoint]:
     """List a job's checkpoints by step, without those of steps that a later attempt ran again."""
     # a checkpoint of step s was saved after step s - 1, so it counts with that step
-    where = lineage.shown(tx, job_id, Checkpoint.attempt, Checkpoint.step - 1, asked)
+    where = lineage.shown(tx, job_id, Checkpoint.attempt, Checkpoint.step - 1, attempt_filter)
     query = select(Checkpoint).where(Checkpoint.job == job_id, *where)
     return list(tx.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt, Checkpoint.id)))
 

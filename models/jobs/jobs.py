@@ -126,7 +126,7 @@ class JobProgress(NamedTuple):
         return self.state in ENDED
 
 
-def standing(tx: Session, job_id: str, owner: str | None) -> JobProgress:
+def progress(tx: Session, job_id: str, owner: str | None) -> JobProgress:
     """Return the progress of a job. ``owner`` None sees those of all owners.
 
     Raises:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse.errors import StepNotCaptured
 from models.observations import lineage, probes
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.tables import Capture
 
 
@@ -38,11 +38,11 @@ def find(  # noqa: PLR0913 (each is a filter)
     step: int | None = None,
     after: str | None = None,
     limit: int = 100,
-    asked: Asked = None,
+    attempt_filter: AttemptFilter = None,
 ) -> list[Capture]:
     """List captures, oldest first."""
     query = select(Capture).where(
-        Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, asked)
+        Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, attempt_filter)
     )
     if layer is not None:
         query = query.where(Capture.layer == layer)
@@ -102,8 +102,8 @@ def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
     ]
     if not watching:
         probe = {"layers": [layer], "kinds": [kind], "every": 1, "want": ["full"]}
-        told = f"Add a probe to the job, in its spec or while it runs: {json.dumps(probe)}"
-        return f"No probe watches {layer} {kind}.", told
+        hint = f"Add a probe to the job, in its spec or while it runs: {json.dumps(probe)}"
+        return f"No probe watches {layer} {kind}.", hint
     if not any({"full", "sample"} & {*body["want"]} for body in watching):
         detail = f"The probe of {layer} {kind} keeps no tensors."
         return detail, f'It wants {", ".join(watching[0]["want"])}: add "full".'

@@ -11,7 +11,7 @@ from glasshouse import jsonio
 from glasshouse.errors import JobNotFound
 from models.access import webhooks
 from models.observations import lineage
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.state import ENDED
 from models.tables import Event, Job, core
 
@@ -137,15 +137,15 @@ def read(  # noqa: PLR0913 (each is a filter)
     types: Sequence[str] | None = None,
     limit: int = 500,
     max_bytes: int = 1 << 20,
-    asked: Asked = None,
+    attempt_filter: AttemptFilter = None,
     with_end: bool = False,
 ) -> EventPage:
     """Return the next events after a number. Stop after about ``max_bytes`` of payload.
 
-    Events that a later attempt replaced are hidden unless ``asked`` says otherwise. ``with_end``:
-    the job's end counts as an event of every attempt. If retention has deleted the next events, the
-    page is one ``gap`` event, whatever the types. Types other than ``REPEATED`` are kept longer: a
-    reader of only those sees no gap while they exist.
+    Events that a later attempt replaced are hidden unless ``attempt_filter`` selects others.
+    ``with_end``: the job's end counts as an event of every attempt. If retention has deleted the
+    next events, the page is one ``gap`` event, whatever the types. Types other than ``REPEATED``
+    are kept longer: a reader of only those sees no gap while they exist.
 
     Raises:
         JobNotFound: The job is gone.
@@ -159,7 +159,7 @@ def read(  # noqa: PLR0913 (each is a filter)
         first = _first(tx, job, row.first_seq, types)
         if seq + 1 < first:
             return EventPage([_gap(tx, job, first)], first - 1, last)
-    found = _shown_after(tx, job, seq, types, limit, asked, with_end=with_end)
+    found = _shown_after(tx, job, seq, types, limit, attempt_filter, with_end=with_end)
     size = 0
     for place, event in enumerate(found):
         size += len(event.payload)
@@ -178,12 +178,12 @@ def _shown_after(  # noqa: PLR0913 (what a page is asked for)
     seq: int,
     types: Sequence[str] | None,
     limit: int,
-    asked: Asked,
+    attempt_filter: AttemptFilter,
     *,
     with_end: bool,
 ) -> list[LoggedEvent]:
-    if asked is not None:
-        where = lineage.shown(tx, job, Event.attempt, Event.step, asked)
+    if attempt_filter is not None:
+        where = lineage.shown(tx, job, Event.attempt, Event.step, attempt_filter)
         if with_end and where:
             where = [or_(*where, Event.type == "end")]
         return after(tx, job, seq, types=types, limit=limit, where=where)

@@ -15,7 +15,7 @@ from glasshouse import jsonio
 from glasshouse.events import UPKEEP
 from models.tables import Attempt, Metric
 
-Asked = int | Literal["all"] | None
+AttemptFilter = int | Literal["all"] | None
 """Which rows to read: None: those that count; ``all``; or those of one attempt."""
 
 
@@ -65,13 +65,13 @@ def shown(
     job: str,
     attempt: ColumnElement[Any] | Any,
     step: ColumnElement[Any] | Any,
-    asked: Asked = None,
+    attempt_filter: AttemptFilter = None,
 ) -> list[ColumnElement[bool]]:
-    """Return the condition for visible rows of a job, according to ``asked``."""
-    if asked == "all":
+    """Return the condition for visible rows of a job, according to ``attempt_filter``."""
+    if attempt_filter == "all":
         return []
-    if asked is not None:
-        return [attempt == asked]
+    if attempt_filter is not None:
+        return [attempt == attempt_filter]
     return condition(cuts(tx, job), attempt, step)
 
 

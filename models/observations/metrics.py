@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from models.observations import lineage, rollups
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.tables import Metric, core
 
 MAX_VALUES = 100_000
@@ -67,11 +67,11 @@ def _insert(dialect: str) -> Any:
     return query.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
-def names(tx: Session, job: str, asked: Asked = None) -> list[Summary]:
+def names(tx: Session, job: str, attempt_filter: AttemptFilter = None) -> list[Summary]:
     """Summarize every series of a job, without reading all values of long ones."""
-    seen = lineage.shown(tx, job, _M.attempt, _M.step, asked)
+    seen = lineage.shown(tx, job, _M.attempt, _M.step, attempt_filter)
     found: list[Summary] = []
-    for name, total in rollups.totals(tx, job, asked).items():
+    for name, total in rollups.totals(tx, job, attempt_filter).items():
         num, low, high, nonfinite, step = total
         last = _rows(tx, [_M.job == job, _M.name == name, _M.step == step, *seen])
         if last:  # the purge deletes the values of a job in chunks, and its rollups first
@@ -87,16 +87,16 @@ def query(  # noqa: PLR0913 (each is a parameter of the request)
     *,
     from_step: int | None = None,
     to_step: int | None = None,
-    asked: Asked = None,
+    attempt_filter: AttemptFilter = None,
     max_points: int | None = None,
 ) -> list[MetricPoint]:
     """Return one series ordered by step. Both limits are inclusive.
 
-    For steps that ran again, only the last attempt's values, unless ``asked`` says otherwise. At
-    most ``max_points``: see ``models.observations.thinning.kept_places``. Then a long series is
-    read in chunks and takes 32 bytes per value.
+    For steps that ran again, only the last attempt's values, unless ``attempt_filter`` selects
+    others. At most ``max_points``: see ``models.observations.thinning.kept_places``. Then a long
+    series is read in chunks and takes 32 bytes per value.
     """
-    where = [*_wanted(tx, job, from_step, to_step, asked), _M.name == name]
+    where = [*_wanted(tx, job, from_step, to_step, attempt_filter), _M.name == name]
     if max_points is None:
         return _points(_rows(tx, where))
     rows = _rows(tx, where, limit=max_points + 1)
@@ -118,7 +118,7 @@ def page(  # noqa: PLR0913 (each is a parameter of the request)
     *,
     from_step: int | None = None,
     to_step: int | None = None,
-    asked: Asked = None,
+    attempt_filter: AttemptFilter = None,
     max_values: int = MAX_VALUES,
 ) -> MetricPage:
     """Return the next steps of several series, with at most about ``max_values`` values in total.
@@ -130,7 +130,7 @@ def page(  # noqa: PLR0913 (each is a parameter of the request)
     found: dict[str, Sequence[Any]] = {}
     end: int | None = None
     for name in names:
-        where = [*_wanted(tx, job, from_step, to_step, asked), _M.name == name]
+        where = [*_wanted(tx, job, from_step, to_step, attempt_filter), _M.name == name]
         rows = found[name] = _rows(tx, where, limit=share + 1)
         if len(rows) > share:
             last = max(rows[-1][0], rows[0][0] + 1)  # at least one step, so that the pages end
@@ -144,9 +144,9 @@ _M = core(Metric).c
 
 
 def _wanted(
-    tx: Session, job: str, from_step: int | None, to_step: int | None, asked: Asked
+    tx: Session, job: str, from_step: int | None, to_step: int | None, attempt_filter: AttemptFilter
 ) -> list[ColumnElement[bool]]:
-    where = [_M.job == job, *lineage.shown(tx, job, _M.attempt, _M.step, asked)]
+    where = [_M.job == job, *lineage.shown(tx, job, _M.attempt, _M.step, attempt_filter)]
     if from_step is not None:
         where.append(_M.step >= from_step)
     if to_step is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from models.observations import lineage
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.tables import Metric, MetricSpan, core
 
 LENGTH = 1000
@@ -49,13 +49,13 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
         tx.execute(_insert(dialect, grows=False), again)
 
 
-def totals(tx: Session, job: str, asked: Asked = None) -> dict[str, Rollup]:
+def totals(tx: Session, job: str, attempt_filter: AttemptFilter = None) -> dict[str, Rollup]:
     """Return the totals of the visible values of each series, by name."""
-    whole = lineage.shown(tx, job, _S.attempt, _S.last_step, asked)
+    whole = lineage.shown(tx, job, _S.attempt, _S.last_step, attempt_filter)
     parts: dict[str, list[Rollup]] = {}
     query = select(_S.name, *_totals_of_spans()).where(_S.job == job, *whole).group_by(_S.name)
     found: Iterable[Any] = tx.execute(query)
-    if whole and asked is None:
+    if whole and attempt_filter is None:
         found = [*found, *_cut(tx, job, whole)]
     for name, *total in found:
         parts.setdefault(name, []).append(Rollup(*total))

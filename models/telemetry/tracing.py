@@ -36,7 +36,7 @@ def is_wanted() -> bool:
     return not is_off and any(os.environ.get(name) for name in ENDPOINTS)
 
 
-def lacks() -> list[str]:
+def missing_packages() -> list[str]:
     """Return the packages that exporting needs and that are not installed."""
     return [name for name in _NEEDED if not _is_installed(name)]
 
@@ -125,7 +125,7 @@ def _is_installed(name: str) -> bool:
 
 def _provider(service: str) -> Any:
     """Return the provider; None, with a log line, if packages are missing."""
-    if missing := lacks():
+    if missing := missing_packages():
         _log.error("tracing_not_installed", missing=missing, fix=EXTRA)
         return None
     from models.telemetry.otlp import make_provider  # noqa: PLC0415 - an extra, and memory, that few want

@@ -6,27 +6,27 @@ import httpx2
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import Cluster, House
+from tests.acceptance.services import Cluster, LocalService
 
 
 @pytest.fixture(scope="session")
-def house() -> Generator[House]:
+def local_service() -> Generator[LocalService]:
     """The embedded service, as ``glasshouse up`` runs it."""
-    with House.lent() as started:
+    with LocalService.temporary() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def client(house: House) -> Generator[gh.Client]:
+def client(local_service: LocalService) -> Generator[gh.Client]:
     """The Python client of the embedded service."""
-    with house.client() as opened:
+    with local_service.client() as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def http(house: House) -> Generator[httpx2.Client]:
+def http(local_service: LocalService) -> Generator[httpx2.Client]:
     """A plain HTTP client of the embedded service, below ``/api/v1``."""
-    with house.http() as opened:
+    with local_service.http() as opened:
         yield opened
 
 

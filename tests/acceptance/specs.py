@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.acceptance.houses import ROOT
+from tests.acceptance.services import ROOT
 
 FIELDS = {
     "image": {"type": "dense", "shape": [1, 8, 8]},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.acceptance.houses import Door
+from tests.acceptance.services import Endpoint
 
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -42,10 +42,10 @@ class Received:
 class Line:
     """One connection to the stream of a job, read at one's own pace."""
 
-    def __init__(self, door: Door, job: str, after: int = 0, *, query: str = "") -> None:
-        place = urlsplit(door.url)
+    def __init__(self, endpoint: Endpoint, job: str, after: int = 0, *, query: str = "") -> None:
+        place = urlsplit(endpoint.url)
         self._connection = http.client.HTTPConnection(place.netloc, timeout=120)
-        headers = {"Authorization": f"Bearer {door.key}", "Accept": "text/event-stream"}
+        headers = {"Authorization": f"Bearer {endpoint.key}", "Accept": "text/event-stream"}
         if after:
             headers["Last-Event-ID"] = str(after)
         self._connection.request("GET", f"/api/v1/jobs/{job}/stream{query}", headers=headers)
@@ -87,10 +87,10 @@ class Line:
         self._connection.close()
 
 
-def polled(door: Door, job: str, **query: str) -> list[dict[str, Any]]:
+def polled(endpoint: Endpoint, job: str, **query: str) -> list[dict[str, Any]]:
     """The whole log of a job as polling gives it, a few at a time."""
     found: list[dict[str, Any]] = []
-    with door.http() as http:
+    with endpoint.http() as http:
         after: str | None = None
         while True:
             params = {"limit": "37"} | query | ({"after": after} if after else {})

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4)).astype(np.float32)
@@ -28,7 +28,9 @@ class Small(nn.Module):
         return self.scores(torch.relu(self.hidden(x)))
 
 
-def test_a_module_is_traced_trained_and_filled_again_while_the_loop_goes_on(house: House):
+def test_a_module_is_traced_trained_and_filled_again_while_the_loop_continues(
+    local_service: LocalService,
+):
     module = Small()
     before = module.scores.weight.detach().clone()
 
@@ -41,7 +43,7 @@ def test_a_module_is_traced_trained_and_filled_again_while_the_loop_goes_on(hous
                 ticks += 1
                 await asyncio.sleep(0.001)
 
-        async with gh.AsyncClient(house.url, house.key) as client:
+        async with gh.AsyncClient(local_service.url, local_service.key) as client:
             ticking = asyncio.create_task(tick())
             job = await client.train(module, (X, Y), epochs=2, seed=1)
             await job.wait()
@@ -57,12 +59,12 @@ def test_a_module_is_traced_trained_and_filled_again_while_the_loop_goes_on(hous
         np.testing.assert_allclose(module(torch.from_numpy(X[:10])), scores, rtol=1e-5, atol=1e-6)
 
 
-def test_frames_rows_of_different_lengths_and_probes_go_there_and_back(house: House):
+def test_frames_rows_of_different_lengths_and_probes_go_there_and_back(local_service: LocalService):
     frame = pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
     texts = [RNG.integers(0, 9, size=length) for length in RNG.integers(2, 7, size=60)]
 
     async def work() -> None:
-        async with gh.AsyncClient(house.url, house.key) as client:
+        async with gh.AsyncClient(local_service.url, local_service.key) as client:
             inputs = [{**SCORES[0], "inputs": ["x"]}]
             job = await client.train(inputs, frame, label="label", validation=0.25, steps=200)
             probe = await job.probe("scores", want="full", every=1)

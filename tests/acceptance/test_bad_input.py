@@ -16,7 +16,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from tests.acceptance.houses import Door, House
+from tests.acceptance.services import Endpoint, LocalService
 from tests.acceptance.specs import digits_example, lasting, small
 from tests.running import running_api
 from tests.waiting import until
@@ -26,9 +26,9 @@ BOUND_S = 90.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _the_service_is_well_afterwards(house: House, digits: str) -> Generator[None]:
+def _the_service_is_well_afterwards(local_service: LocalService, digits: str) -> Generator[None]:
     yield
-    with house.client() as client:
+    with local_service.client() as client:
         assert client.jobs.create(small(digits)).wait(timeout=200).state == "succeeded"
         assert client.ready()["status"] == "ok"
 
@@ -228,7 +228,7 @@ def send(http: httpx2.Client, body: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_not_finite_is_refused_by_its_place(
+def test_a_number_that_is_nan_or_inf_is_refused_by_its_place(
     number: str, http: httpx2.Client, digits: str
 ):
     body = json.dumps(digits_example(digits)).replace('"lr": 0.002', f'"lr": {number}')
@@ -240,7 +240,7 @@ def test_a_number_that_is_not_finite_is_refused_by_its_place(
     ["", "{", "nonsense", "[" * 100_000, '{"kind": "train"', "\x00", '{"a": "\ud800"}'[:-2]],
     ids=["empty", "open", "text", "deep", "cut", "zero", "half a surrogate"],
 )
-def test_what_is_not_json_is_said_to_be_so(body: str, http: httpx2.Client):
+def test_what_is_not_json_is_reported_as_such(body: str, http: httpx2.Client):
     headers = {"Content-Type": "application/json"}
     content = body.encode("utf-8", "surrogatepass")
     check_problem(http.post("/jobs", content=content, headers=headers), 400, "malformed_json")
@@ -371,18 +371,18 @@ def ended(http: httpx2.Client, path: str) -> dict[str, Any] | None:
 # --- who asks --------------------------------------------------------------------------------
 
 
-def test_without_a_key_nothing_is_told(house: House):
-    with httpx2.Client(base_url=house.url) as nobody:
+def test_without_a_key_nothing_is_reported(local_service: LocalService):
+    with httpx2.Client(base_url=local_service.url) as nobody:
         for path in ("/api/v1/", "/api/v1/jobs", "/openapi.json", "/metrics", "/docs"):
             check_problem(nobody.get(path), 401, "key_missing")
         assert nobody.get("/livez").status_code == 200
     for secret in ("gh_wrong_000000", "x" * 5000, "gh_"):
-        with Door(house.url, secret).http() as stranger:
+        with Endpoint(local_service.url, secret).http() as stranger:
             check_problem(stranger.get("/jobs"), 401, "key_invalid")
 
 
-def test_a_key_that_reads_submits_nothing(house: House, digits: str):
-    with house.another_key("ada", "read").http() as reader:
+def test_a_key_that_reads_submits_nothing(local_service: LocalService, digits: str):
+    with local_service.another_key("ada", "read").http() as reader:
         check_problem(reader.post("/jobs", json=small(digits)), 403, "scope_too_small")
         check_problem(reader.post("/datasets", json={"builtin": "digits"}), 403, "scope_too_small")
         body = {"name": "more", "scopes": ["admin"]}
@@ -390,11 +390,13 @@ def test_a_key_that_reads_submits_nothing(house: House, digits: str):
         assert reader.get("/jobs").json()["data"] == []
 
 
-def test_what_belongs_to_others_is_not_there(house: House, http: httpx2.Client, digits: str):
+def test_what_belongs_to_others_is_not_there(
+    local_service: LocalService, http: httpx2.Client, digits: str
+):
     job = http.post("/jobs", json=small(digits)).json()["id"]
     until(lambda: ended(http, f"/jobs/{job}"), 60, "the end of the job")
     checkpoint = http.get(f"/jobs/{job}/checkpoints").json()["data"][0]["id"]
-    with house.another_key("eve", "submit").http() as eve:
+    with local_service.another_key("eve", "submit").http() as eve:
         for path in (
             "",
             "/events",

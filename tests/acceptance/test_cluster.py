@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 from tests.acceptance.specs import lasting, small
 from tests.acceptance.sse import Line, polled
 from tests.waiting import until
@@ -19,19 +19,19 @@ ENDLESS = 1_000_000
 def one(cluster: Cluster) -> Generator[httpx2.Client]:
     """The first API, while both workers are free."""
     cluster.await_workers()
-    with cluster.door("one").http() as http:
+    with cluster.endpoint("one").http() as http:
         yield http
 
 
 @pytest.fixture
 def two(cluster: Cluster) -> Generator[httpx2.Client]:
-    with cluster.door("two").http() as http:
+    with cluster.endpoint("two").http() as http:
         yield http
 
 
 @pytest.fixture(scope="module")
 def digits(cluster: Cluster) -> str:
-    with cluster.door("one").client() as client:
+    with cluster.endpoint("one").client() as client:
         return client.datasets.create(builtin="digits").id
 
 
@@ -90,7 +90,7 @@ def loss_of(http: httpx2.Client, job: str) -> tuple[list[int], list[float]]:
 
 def check_one_end(cluster: Cluster, job: str) -> None:
     """The log of the job is whole, and it ended once."""
-    events = polled(cluster.door("two"), job, attempt="all")
+    events = polled(cluster.endpoint("two"), job, attempt="all")
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert [event["type"] for event in events].count("end") == 1
     assert events[-1]["type"] == "end"
@@ -98,9 +98,9 @@ def check_one_end(cluster: Cluster, job: str) -> None:
 
 def test_a_job_of_one_api_is_watched_through_the_other(cluster: Cluster, one, two, digits: str):
     job = submit(one, lasting(digits, 200))
-    received = Line(cluster.door("two"), job).read()
+    received = Line(cluster.endpoint("two"), job).read()
     assert received.complete
-    assert received.events == polled(cluster.door("one"), job)
+    assert received.events == polled(cluster.endpoint("one"), job)
     losses = [event for event in received.events if "loss" in event.get("values", ())]
     assert [event["step"] for event in losses] == list(range(200))
     assert job_of(two, job)["state"] == "succeeded"
@@ -159,12 +159,12 @@ def other_worker(http: httpx2.Client, job: str, first: str) -> str | None:
     return workers[0] if workers and row["state"] == "running" else None
 
 
-def test_a_stream_goes_on_through_the_other_api_when_one_is_killed(
+def test_a_stream_continues_through_the_other_api_when_one_is_killed(
     cluster: Cluster, one, two, digits: str
 ):
     job = submit(two, lasting(digits, ENDLESS))
     reach(two, job, 1)
-    line = Line(cluster.door("one"), job)
+    line = Line(cluster.endpoint("one"), job)
     received = b"".join(line.read_message() for _ in range(30))
     cluster.kill_api("one")
     try:
@@ -172,9 +172,9 @@ def test_a_stream_goes_on_through_the_other_api_when_one_is_killed(
         rest = line.read()
         assert not rest.complete
         before = type(rest)(200, received + rest.body, complete=False).events
-        after = Line(cluster.door("two"), job, before[-1]["seq"]).read()
+        after = Line(cluster.endpoint("two"), job, before[-1]["seq"]).read()
         assert after.complete
-        assert before + after.events == polled(cluster.door("two"), job)
+        assert before + after.events == polled(cluster.endpoint("two"), job)
     finally:
         cluster.start_api("one")
 
@@ -182,13 +182,13 @@ def test_a_stream_goes_on_through_the_other_api_when_one_is_killed(
 def test_the_client_outlives_an_api_that_starts_again(cluster: Cluster, two, one, digits: str):
     job = submit(two, lasting(digits, 1000))
     numbers: list[int] = []
-    with cluster.door("one").client() as client:
+    with cluster.endpoint("one").client() as client:
         for event in client.jobs.get(job).stream():
             numbers.append(event.seq)
             if len(numbers) == 50:
                 cluster.kill_api("one")
                 cluster.start_api("one")
-    assert numbers == [event["seq"] for event in polled(cluster.door("two"), job)]
+    assert numbers == [event["seq"] for event in polled(cluster.endpoint("two"), job)]
 
 
 def test_jobs_outlive_a_broker_that_forgets_everything(cluster: Cluster, one, digits: str):
@@ -215,7 +215,7 @@ def test_a_network_trained_by_one_worker_infers_on_the_other(cluster: Cluster, o
     job = submit(one, small(digits, devices=on_worker("north")))
     succeed(one, job)
     rows = {"dataset": digits, "split": "test"}
-    with cluster.door("two").client() as client:
+    with cluster.endpoint("two").client() as client:
         found = client.infer(job, data=rows, outputs=["flat", "fc"], devices=on_worker("south"))
     assert {name: array.shape for name, array in found.items()} == {
         "flat": (250, 64),

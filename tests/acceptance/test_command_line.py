@@ -1,4 +1,4 @@
-"""What the commands print, as it was once looked at: in terminals, in a pipe, as JSON.
+"""What the commands print, compared with reviewed output: in terminals, in a pipe, as JSON.
 
 ``make golden`` writes the files of ``golden`` anew; read the difference before it is committed. The
 job computes with powers of two only, so that every machine prints the same figures.
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT, Door, House, plain_environment
+from tests.acceptance.services import ROOT, Endpoint, LocalService, plain_environment
 
 GOLDEN = Path(__file__).parent / "golden"
 HEIGHT = 40
@@ -87,16 +87,16 @@ def driver(commands: list[list[str]]) -> list[str]:
 class Desk:
     """Somebody's jobs and data, and the commands that are to be shown."""
 
-    door: Door
+    endpoint: Endpoint
     home: Path
     commands: list[list[str]]
 
     @property
     def environment(self) -> dict[str, str]:
         """Of a command that is typed at this desk."""
-        service = {"URL": self.door.url, "API_KEY": self.door.key}
+        service = {"URL": self.endpoint.url, "API_KEY": self.endpoint.key}
         found = plain_environment(**service, HOME=str(self.home))
-        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of whoever runs the tests
+        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of the test run
             found.pop(name, None)
         return found | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
@@ -106,13 +106,13 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(house: House, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+def desk(local_service: LocalService, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """A key of its own, so that nothing of other tests is listed; two jobs that have ended."""
     folder = tmp_path_factory.mktemp("desk")
-    door = house.another_key("golden", "read", "submit")
+    endpoint = local_service.another_key("golden", "read", "submit")
     rows = folder / "rows.csv"
     rows.write_text("x,y\n" + "".join(f"{sign},{2 * sign}\n" for sign in (1, -1) * 4))
-    with door.client() as client:
+    with endpoint.client() as client:
         dataset = client.datasets.upload(rows)
         split = {"dataset": dataset.id, "split": next(iter(dataset.splits))}
         spec = SPEC | {"data": SPEC["data"] | {"train": split, "validation": split}}
@@ -122,7 +122,7 @@ def desk(house: House, tmp_path_factory: pytest.TempPathFactory) -> Desk:
             bad.wait(120)
     (folder / "job.json").write_text(json.dumps(spec | {"name": "made here"}))
     return Desk(
-        door,
+        endpoint,
         folder,
         [
             ["jobs"],
@@ -188,7 +188,7 @@ def told(desk: Desk, outputs: list[str], normal: Normal) -> str:
     shown: list[str] = []
     for command, text in zip(desk.commands, outputs, strict=True):
         words = [Path(word).name if word.startswith("/") else word for word in command]
-        # as wide as what is left out, or is not always the same
+        # depends on the width of the removed text, or varies
         is_loose = command[0] in ("quota", "jobs", "show", "compare")
         is_loose = is_loose or (command[0] == "metrics" and len(command) == 2)
         calm = normal(re.sub(r" {2,}", "  ", text) if is_loose else text)
@@ -197,7 +197,7 @@ def told(desk: Desk, outputs: list[str], normal: Normal) -> str:
 
 
 def check(name: str, text: str) -> None:
-    """Compare with what was looked at; write it where that is wanted."""
+    """Compare with the reviewed output, or write it if requested."""
     file = GOLDEN / name
     if os.environ.get("RENEW_GOLDEN"):
         file.write_text(text)
@@ -325,7 +325,7 @@ def _without(value: Any, drop: Callable[[str], bool]) -> Any:
     return [_without(one, drop) for one in value] if isinstance(value, list) else value
 
 
-def test_watching_in_a_terminal_goes_on_to_the_end_of_the_job(desk: Desk):
+def test_watching_in_a_terminal_continues_to_the_end_of_the_job(desk: Desk):
     command = driver([["submit", str(desk.home / "job.json"), "--watch"]])
     sent = in_terminal(command, 80, desk.environment | {"NO_COLOR": "1"})
     assert not re.search(r"\x1b\[[0-9;]*3\dm", sent)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.houses import ROOT, House
+from tests.acceptance.services import ROOT, LocalService
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,17 +69,19 @@ def run(command: list[str], copy: Path, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("page", pages_with_python(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, house: House, copy: Path):
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, local_service: LocalService, copy: Path
+):
     code = [block.text for block in blocks("python") if block.page == page and not block.info]
-    environment = house.environment | {"PYTHONPATH": str(ROOT)}
+    environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
     run([sys.executable, "-W", "error", "-c", "\n".join(code)], copy, environment)
 
 
 @pytest.mark.parametrize("block", blocks("bash"), ids=str)
-def test_the_shell_commands_of_a_page_run(block: Block, house: House, copy: Path):
-    environment = house.environment | {
-        "GLASSHOUSE_URL": house.url,
-        "GLASSHOUSE_API_KEY": house.key,
+def test_the_shell_commands_of_a_page_run(block: Block, local_service: LocalService, copy: Path):
+    environment = local_service.environment | {
+        "GLASSHOUSE_URL": local_service.url,
+        "GLASSHOUSE_API_KEY": local_service.key,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     said = run(["bash", "-euo", "pipefail", "-c", block.text], copy, environment)

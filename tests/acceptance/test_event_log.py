@@ -5,7 +5,7 @@ import random
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.acceptance.specs import digits_example, lasting
 from tests.acceptance.sse import Line, Received, polled
 
@@ -24,37 +24,39 @@ def check_the_log_is_whole(events: list[dict]) -> None:
     assert events[-1]["type"] == "end"
 
 
-def test_numbers_are_dense_and_the_one_end_comes_last(house: House, finished: str):
-    events = polled(house, finished)
+def test_numbers_are_dense_and_the_one_end_comes_last(local_service: LocalService, finished: str):
+    events = polled(local_service, finished)
     check_the_log_is_whole(events)
     assert {"state", "metrics", "stats", "checkpoint"} <= {event["type"] for event in events}
     assert {event["job"] for event in events} == {finished}
 
 
-def test_streaming_and_polling_give_the_same_objects(house: House, finished: str):
-    received = Line(house, finished).read()
+def test_streaming_and_polling_give_the_same_objects(local_service: LocalService, finished: str):
+    received = Line(local_service, finished).read()
     assert received.complete
     assert received.messages[0]["event"] == "hello"
-    assert received.events == polled(house, finished)
+    assert received.events == polled(local_service, finished)
 
 
-def test_after_the_end_there_is_nothing_to_stream(house: House, finished: str):
-    last = polled(house, finished)[-1]["seq"]
-    assert Line(house, finished, last).read() == Received(204, b"", complete=True)
+def test_after_the_end_there_is_nothing_to_stream(local_service: LocalService, finished: str):
+    last = polled(local_service, finished)[-1]["seq"]
+    assert Line(local_service, finished, last).read() == Received(204, b"", complete=True)
 
 
-def test_a_finished_log_may_be_cut_anywhere(house: House, finished: str):
-    whole = Line(house, finished).read()
+def test_a_finished_log_may_be_cut_anywhere(local_service: LocalService, finished: str):
+    whole = Line(local_service, finished).read()
     chance = random.Random(1)  # noqa: S311
     for _ in range(NUM_CUTS):
-        before = Line(house, finished).read(chance.randrange(1, len(whole.body)))
+        before = Line(local_service, finished).read(chance.randrange(1, len(whole.body)))
         assert not before.complete
         last = before.events[-1]["seq"] if before.events else 0
-        rest = Line(house, finished, last).read()
+        rest = Line(local_service, finished, last).read()
         assert before.events + rest.events == whole.events
 
 
-def test_a_running_log_may_be_cut_200_times(house: House, client: gh.Client, digits: str):
+def test_a_running_log_may_be_cut_200_times(
+    local_service: LocalService, client: gh.Client, digits: str
+):
     spec = lasting(digits, 800)
     spec["data"]["batch_size"] = 400  # slow enough that the reader catches up with it
     job = client.jobs.create(spec)
@@ -63,16 +65,18 @@ def test_a_running_log_may_be_cut_200_times(house: House, client: gh.Client, dig
     num_cut = 0
     while not events or events[-1]["type"] != "end":
         limit = chance.randrange(1, 3000) if num_cut < NUM_CUTS else None
-        received = Line(house, job.id, len(events)).read(limit)
+        received = Line(local_service, job.id, len(events)).read(limit)
         assert received.status == 200
         num_cut += not received.complete
         events += received.events
     assert num_cut == NUM_CUTS, "the job ended before the line was cut often enough"
     check_the_log_is_whole(events)
-    assert events == polled(house, job.id)
+    assert events == polled(local_service, job.id)
 
 
-def test_the_client_gives_the_same_events(client: gh.Client, house: House, finished: str):
+def test_the_client_gives_the_same_events(
+    client: gh.Client, local_service: LocalService, finished: str
+):
     job = client.jobs.get(finished)
     streamed = [(event.seq, event.type) for event in job.stream()]
-    assert streamed == [(event["seq"], event["type"]) for event in polled(house, finished)]
+    assert streamed == [(event["seq"], event["type"]) for event in polled(local_service, finished)]

@@ -23,7 +23,7 @@ def test_a_bad_step_is_an_event_and_names_rows_that_can_be_shown(client: gh.Clie
     assert job.spec()["guards"]["nonfinite"]["action"] == "fail"
 
 
-def test_a_guard_of_no_layer_is_refused_where_it_stands(client: gh.Client, digits: str):
+def test_a_guard_of_no_layer_is_refused_at_its_place(client: gh.Client, digits: str):
     with pytest.raises(gh.UnprocessableEntityError) as refused:
         client.plan(logarithm(digits, {"skip": ["nothing"]}))
     assert [item["pointer"] for item in refused.value.problem["errors"]] == [

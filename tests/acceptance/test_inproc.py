@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT
+from tests.acceptance.services import ROOT
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 4)).astype(np.float32)

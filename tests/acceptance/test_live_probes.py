@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.acceptance.specs import lasting, small
 from tests.waiting import until
 
@@ -133,17 +133,17 @@ def held(client: gh.Client) -> dict[str, Any]:
 
 
 def test_the_command_line_attaches_lists_and_removes(
-    client: gh.Client, digits: str, house: House, http: httpx2.Client
+    client: gh.Client, digits: str, local_service: LocalService, http: httpx2.Client
 ):
     job = running(client, digits)
     try:
         options = ("--layers", "conv*", "--kinds", "output,param", "--every", "5", "--json")
-        made = json.loads(house.command("probe", job.id, *options))
+        made = json.loads(local_service.command("probe", job.id, *options))
         assert (made["every"], made["kinds"]) == (5, ["output", "param"])
-        (listed,) = json.loads(house.command("probe", job.id, "--list", "--json"))
+        (listed,) = json.loads(local_service.command("probe", job.id, "--list", "--json"))
         assert listed["id"] == made["id"]
-        assert made["id"] in house.command("probe", job.id, "--list")
-        gone = json.loads(house.command("probe", job.id, "--remove", made["id"], "--json"))
+        assert made["id"] in local_service.command("probe", job.id, "--list")
+        gone = json.loads(local_service.command("probe", job.id, "--remove", made["id"], "--json"))
         assert gone["state"] == "removed"
         assert http.get(f"/jobs/{job.id}/probes").json()["data"] == []
     finally:

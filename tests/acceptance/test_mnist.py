@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.houses import ROOT, House, run_python
+from tests.acceptance.services import ROOT, LocalService, run_python
 
 LIMIT_S = 1800
 
@@ -21,9 +21,9 @@ def folder() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_each_optimizer_learns_mnist_from_each_format(house: House, capsys):
+def test_each_optimizer_learns_mnist_from_each_format(local_service: LocalService, capsys):
     script = str(ROOT / "examples" / "mnist.py")
-    environment = house.environment | {"PYTHONPATH": str(ROOT)}
+    environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
     table = run_python(script, str(folder()), environment=environment, timeout=LIMIT_S)
     with capsys.disabled():
         print(f"\n{table}")  # noqa: T201 - the figures of the documentation

@@ -9,7 +9,7 @@ from sklearn.datasets import load_diabetes
 
 import glasshouse as gh
 from examples import sentiment, seq2seq, shakespeare, word2vec
-from tests.acceptance.houses import ROOT, House, run_python
+from tests.acceptance.services import ROOT, LocalService, run_python
 
 LIMIT_S = 3600
 Shown = Callable[..., list[list[str]]]
@@ -25,11 +25,11 @@ def data(name: str) -> Path:
 
 
 @pytest.fixture
-def shown(house: House, capsys) -> Shown:
+def shown(local_service: LocalService, capsys) -> Shown:
     """Run a program as a stranger does; the rows of the table that it prints."""
 
     def run(name: str, *arguments: str | Path) -> list[list[str]]:
-        environment = house.environment | {"PYTHONPATH": str(ROOT)}
+        environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
         script = str(ROOT / "examples" / f"{name}.py")
         said = run_python(script, *map(str, arguments), environment=environment, timeout=LIMIT_S)
         with capsys.disabled():
@@ -57,10 +57,10 @@ def sentences(num: int) -> str:
     return "\n".join(f"Then {n} gave her {a} some {f}." for n, a, f in rows)
 
 
-def test_words_that_stand_where_others_do_become_neighbours(client: gh.Client):
+def test_words_that_stand_where_others_do_become_neighbors(client: gh.Client):
     words = word2vec.upload(client, [sentences(400)])
     job = word2vec.submit(client, words, num_words=24, epochs=10, batch_size=32).wait()
-    found = word2vec.neighbours(job, [*KINDS["animal"], "unheard"], num=4)
+    found = word2vec.neighbors(job, [*KINDS["animal"], "unheard"], num=4)
     assert set(found) == set(KINDS["animal"])
     for word, nearest in found.items():
         assert set(nearest) == set(KINDS["animal"]) - {word}
@@ -80,7 +80,7 @@ ALIKE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_real_words_have_neighbours_of_their_kind(shown: Shown):
+def test_real_words_have_neighbors_of_their_kind(shown: Shown):
     texts = [data("tiny_shakespeare") / "input.txt"]
     texts += [data("rt_polarity") / f"rt-polarity.{ending}" for ending in ("pos", "neg")]
     table = {word: nearest.split(", ") for word, nearest in shown("word2vec", *texts)}
@@ -105,8 +105,8 @@ def test_a_table_of_numbers_is_predicted_better_than_by_its_mean(shown: Shown, t
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_the_quality_of_wine_is_predicted(shown: Shown):
-    colours = [data("wine_quality") / f"winequality-{colour}.csv" for colour in ("red", "white")]
-    for _, _, network, _, _, explained in shown("wine", *colours):
+    colors = [data("wine_quality") / f"winequality-{color}.csv" for color in ("red", "white")]
+    for _, _, network, _, _, explained in shown("wine", *colors):
         assert float(explained) > (0.25 if network == "linear" else 0.33)
 
 
@@ -140,7 +140,7 @@ def test_a_telling_word_is_found_in_sentences(client: gh.Client, network: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_real_sentences_are_told_apart(shown: Shown):
+def test_real_sentences_are_distinguished(shown: Shown):
     table = shown("sentiment", data("rt_polarity"))
     assert {row[0] for row in table} == set(sentiment.NETWORKS)
     for *_, tested in table:
@@ -159,7 +159,7 @@ def test_a_task_is_learned_with_both_clippings(client: gh.Client, task: str):
     assert figures["output_grad_clip/decoder"]["max"] > 0
     if task == "copy":  # eleven inferences
         symbols, whole = seq2seq.alone(client, job, task, num=20)
-        assert symbols > 0.15  # by chance 1 in 21
+        assert symbols > 0.15  # a random guess: 1 in 21
         assert 0 <= whole <= 1
 
 

@@ -17,7 +17,7 @@ LAYERS = [
 
 
 def write_texts(path: Path, num_rows: int = 400) -> list[list[int]]:
-    """Rows of ids; what is to be told of a row is whether a 7 is in it."""
+    """Rows of ids. The label of a row is whether it contains a 7."""
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, 20, draw.integers(1, 13)).tolist() for _ in range(num_rows)]
     lines = [json.dumps({"ids": row, "label": int(7 in row)}) + "\n" for row in rows]
@@ -51,7 +51,7 @@ def test_a_network_learns_from_lists_of_different_lengths(client: gh.Client, tmp
     assert found["gru/lengths"].tolist() == [len(row) for row in rows[:50]]
 
 
-def test_a_row_at_fault_is_named_to_whoever_sent_it(client: gh.Client, tmp_path: Path):
+def test_a_row_at_fault_is_named_to_its_sender(client: gh.Client, tmp_path: Path):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"ids": [1, 2]}\n{"ids": [1, null]}\n')
     with pytest.raises(gh.UnprocessableEntityError, match="line 2: column 'ids' has a null inside"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.acceptance.specs import lasting, small
 from tests.waiting import until
 
@@ -86,22 +86,22 @@ def test_a_weights_only_fork_begins_anew_and_a_retry_is_the_same_again(
     assert again.spec(resolved=False) == job.spec(resolved=False)
 
 
-def test_the_command_line_steers(client: gh.Client, digits: str, house: House):
+def test_the_command_line_steers(client: gh.Client, digits: str, local_service: LocalService):
     job = began(client, digits, 1_000_000)
     try:
-        told = json.loads(house.command("set", job.id, "lr=0.01", "--wait", "--json"))
+        told = json.loads(local_service.command("set", job.id, "lr=0.01", "--wait", "--json"))
         assert (told["state"], told["new"]) == ("applied", {"optimizer.lr": 0.01})
-        assert json.loads(house.command("pause", job.id, "--json"))["state"] == "pausing"
+        assert json.loads(local_service.command("pause", job.id, "--json"))["state"] == "pausing"
         until(lambda: is_paused(job), what="the pause")
         changes = ("-s", "stop.steps=1000001", "-s", "priority=-5")
-        forked = house.command("fork", job.id, *changes).strip()
+        forked = local_service.command("fork", job.id, *changes).strip()
         client.jobs.cancel(forked)
-        assert json.loads(house.command("resume", job.id, "--json"))["state"] == "queued"
+        assert json.loads(local_service.command("resume", job.id, "--json"))["state"] == "queued"
     finally:
         job.cancel(force=True)
     with pytest.raises(gh.JobCancelled):
         job.wait(timeout=90)
-    again = client.jobs.get(house.command("retry", job.id).strip())
+    again = client.jobs.get(local_service.command("retry", job.id).strip())
     assert again.parent == job.id
     again.cancel(force=True)
     with pytest.raises(gh.UnprocessableEntityError) as refused:

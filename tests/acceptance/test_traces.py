@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.acceptance.specs import small
 from tests.waiting import until
 
@@ -72,36 +72,36 @@ def _as_dict(span: Any, service: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def traced() -> Generator[tuple[House, Receiver]]:
+def traced() -> Generator[tuple[LocalService, Receiver]]:
     receiver = Receiver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=a-secret-of-the-receiver")
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         try:
-            with House.lent() as house:
-                yield house, receiver
+            with LocalService.temporary() as local_service:
+                yield local_service, receiver
         finally:
             receiver.close()
 
 
-def _run(house: House, **changes: Any) -> dict[str, Any]:
+def _run(local_service: LocalService, **changes: Any) -> dict[str, Any]:
     """A job that was submitted in our trace, when it has ended."""
-    with house.client() as client:
+    with local_service.client() as client:
         dataset = client.datasets.create(builtin="digits").id
-        with house.http(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}) as http:
+        with local_service.http(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}) as http:
             answer = http.post("/jobs", json=small(dataset, **changes))
         assert answer.status_code == 201, answer.text
         job = answer.json()
         with contextlib.suppress(gh.JobFailed):
             client.jobs.get(job["id"]).wait(timeout=120)
-    with house.http() as http:
+    with local_service.http() as http:
         return http.get(f"/jobs/{job['id']}").json()
 
 
 def test_an_attempt_is_in_the_trace_of_the_request_that_submitted_it(traced):
-    house, receiver = traced
-    job = _run(house)
+    local_service, receiver = traced
+    job = _run(local_service)
     assert job["state"] == "succeeded"
 
     def attempts() -> list[dict[str, Any]]:
@@ -125,9 +125,9 @@ def test_an_attempt_is_in_the_trace_of_the_request_that_submitted_it(traced):
     assert ends[-1] <= attempt["to"]
 
 
-def test_a_failure_is_told_without_what_the_user_wrote(traced):
-    house, receiver = traced
-    job = _run(house, name="secret-project", timeout_s=0.01, stop={"steps": 10**6})
+def test_a_failure_is_reported_without_what_the_user_wrote(traced):
+    local_service, receiver = traced
+    job = _run(local_service, name="secret-project", timeout_s=0.01, stop={"steps": 10**6})
     assert job["state"] == "failed"
     (attempt,) = until(
         lambda: [
@@ -142,17 +142,17 @@ def test_a_failure_is_told_without_what_the_user_wrote(traced):
     assert "secret-project" not in json.dumps(receiver.spans)
 
 
-def test_a_pause_is_no_failure_and_what_goes_on_is_in_the_same_trace(traced):
-    house, receiver = traced
+def test_a_pause_is_no_failure_and_what_continues_is_in_the_same_trace(traced):
+    local_service, receiver = traced
 
     def attempts() -> list[dict[str, Any]]:
         found = receiver.named("attempt train", TRACE)
         mine = [span for span in found if span["attributes"]["glasshouse.job"] == job.id]
         return sorted(mine, key=lambda span: span["attributes"]["glasshouse.attempt"])
 
-    with house.client() as client:
+    with local_service.client() as client:
         dataset = client.datasets.create(builtin="digits").id
-        with house.http(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}) as http:
+        with local_service.http(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}) as http:
             made = http.post("/jobs", json=small(dataset, stop={"steps": 10**6})).json()
         job = client.jobs.get(made["id"])
         until(lambda: client.jobs.get(job.id).state == "running", what="its start")
@@ -171,11 +171,11 @@ def test_a_pause_is_no_failure_and_what_goes_on_is_in_the_same_trace(traced):
 
 
 def test_queries_stay_here_and_the_machines_questions_are_no_spans(traced):
-    house, receiver = traced
-    with house.http() as http:
+    local_service, receiver = traced
+    with local_service.http() as http:
         http.get("/jobs", params={"label": "whose=nobodys-business"})
-        http.get(f"{house.url}/readyz")
-        http.get(f"{house.url}/metrics")
+        http.get(f"{local_service.url}/readyz")
+        http.get(f"{local_service.url}/metrics")
         http.get("/jobs", params={"limit": "7"})
 
     def queries() -> list[str] | None:
@@ -190,9 +190,9 @@ def test_queries_stay_here_and_the_machines_questions_are_no_spans(traced):
 
 
 def test_log_lines_say_which_trace_they_belong_to(traced):
-    house, _ = traced
-    job = _run(house)
-    logs = {path.stem: path.read_text() for path in (house.home / "logs").glob("*.log")}
+    local_service, _ = traced
+    job = _run(local_service)
+    logs = {path.stem: path.read_text() for path in (local_service.home / "logs").glob("*.log")}
     lines = [
         json.loads(line)
         for text in logs.values()

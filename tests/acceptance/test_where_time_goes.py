@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT, House
+from tests.acceptance.services import ROOT, LocalService
 from tests.acceptance.specs import digits_example, lasting, small
 
 PARTS = (
@@ -23,7 +23,7 @@ LAYERS: list[dict[str, Any]] = [
 
 
 def test_a_job_says_where_its_time_goes_and_what_it_uses(
-    client: gh.Client, house: House, digits: str
+    client: gh.Client, local_service: LocalService, digits: str
 ):
     probes = [{"layers": ["conv1"], "kinds": ["output"], "every": 5}]
     job = client.jobs.create(lasting(digits, 600, probes=probes)).wait(timeout=110)
@@ -45,7 +45,7 @@ def test_a_job_says_where_its_time_goes_and_what_it_uses(
     assert 0 < series["throughput/flops_fraction"]["last"] < 1.5
     assert "loss" in job.summary
     assert not any(name.startswith(("time/", "throughput/", "system/")) for name in job.summary)
-    assert "time/" not in house.command("watch", job.id)
+    assert "time/" not in local_service.command("watch", job.id)
     assert job.plot("throughput").startswith(b"\x89PNG")
 
 

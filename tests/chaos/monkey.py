@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 
 TARGETS = ("api", "worker", "fork_server", "rank", "broker")
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 from tests.acceptance.specs import lasting, small
-from tests.chaos.asking import Asking
+from tests.chaos.failover_client import FailoverClient
 from tests.chaos.monkey import Monkey, leftovers, ranks
 from tests.chaos.verifier import Record, record_of
 from tests.waiting import until
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S * 3)]
 
 
 @pytest.fixture
-def town(database_url: str) -> Generator[Cluster]:
+def cluster(database_url: str) -> Generator[Cluster]:
     """Two APIs and two workers with a broker, on either database."""
     started = Cluster(database_url)
     try:
@@ -71,8 +71,8 @@ def follow(cluster: Cluster, job: str, seen: list[int]) -> threading.Thread:
         seen.extend(event.seq for event in events)
 
     def run() -> None:
-        with Asking(cluster, PATIENCE_S) as asking:
-            asking.ask(read)
+        with FailoverClient(cluster, PATIENCE_S) as failover_client:
+            failover_client.ask(read)
 
     thread = threading.Thread(target=run, name=f"follow-{job}", daemon=True)
     thread.start()
@@ -80,35 +80,37 @@ def follow(cluster: Cluster, job: str, seen: list[int]) -> threading.Thread:
 
 
 @pytest.fixture
-def asking(town: Cluster) -> Generator[Asking]:
-    """Whichever API of the town lives."""
-    with Asking(town, PATIENCE_S) as opened:
+def failover_client(cluster: Cluster) -> Generator[FailoverClient]:
+    """Whichever API of the cluster lives."""
+    with FailoverClient(cluster, PATIENCE_S) as opened:
         yield opened
 
 
-def test_whatever_dies_every_job_ends_as_if_nothing_had(town: Cluster, asking: Asking):
-    with town.door("one").client() as client:
+def test_whatever_dies_every_job_ends_as_if_nothing_had(
+    cluster: Cluster, failover_client: FailoverClient
+):
+    with cluster.endpoint("one").client() as client:
         dataset = client.datasets.create(builtin="digits").id
-    golden = {kind: undisturbed(town, spec) for kind, spec in specs(dataset).items()}
-    before = leftovers(town)
-    monkey = Monkey(town, seed=SEED, num_kills=NUM_KILLS, pause_s=(0.2, 2.0))
+    golden = {kind: undisturbed(cluster, spec) for kind, spec in specs(dataset).items()}
+    before = leftovers(cluster)
+    monkey = Monkey(cluster, seed=SEED, num_kills=NUM_KILLS, pause_s=(0.2, 2.0))
     made: dict[str, str] = {}
     streams: dict[str, tuple[list[int], threading.Thread]] = {}
     kinds = ["long"] * NUM_LONG + ["short"] * NUM_SHORT
     wanted = specs(dataset)
     try:
         for kind in kinds:
-            job = asking.ask(lambda client, kind=kind: client.jobs.create(wanted[kind]).id)
+            job = failover_client.ask(lambda client, kind=kind: client.jobs.create(wanted[kind]).id)
             made[job] = kind
             if kind == "long":
                 seen: list[int] = []
-                streams[job] = (seen, follow(town, job, seen))
-        made |= dict.fromkeys(keep_busy(asking, monkey, wanted["short"]), "short")
+                streams[job] = (seen, follow(cluster, job, seen))
+        made |= dict.fromkeys(keep_busy(failover_client, monkey, wanted["short"]), "short")
     finally:
         monkey.stop()
-    states = until(lambda: all_ended(asking, made), PATIENCE_S, "the end of all jobs")
-    assert set(states.values()) == {"succeeded"}, failures(asking, states)
-    with town.door("one").http() as http:
+    states = until(lambda: all_ended(failover_client, made), PATIENCE_S, "the end of all jobs")
+    assert set(states.values()) == {"succeeded"}, failures(failover_client, states)
+    with cluster.endpoint("one").http() as http:
         for job, kind in made.items():
             found = record_of(http, job)
             assert found.metrics == golden[kind].metrics, job
@@ -119,46 +121,50 @@ def test_whatever_dies_every_job_ends_as_if_nothing_had(town: Cluster, asking: A
         assert not thread.is_alive(), "a stream has not ended with its job"
         assert seen == [*range(1, len(seen) + 1)], "a stream lost, doubled or mixed up events"
         assert len(seen) > 300, "a stream saw less than its job said"
-    town.await_workers()
-    until(lambda: not ranks(town), 60, "the end of the last rank")
-    assert leftovers(town) <= before
-    told = {"killed": dict(monkey.killed), "jobs": len(made), "attempts": attempts(asking, made)}
+    cluster.await_workers()
+    until(lambda: not ranks(cluster), 60, "the end of the last rank")
+    assert leftovers(cluster) <= before
+    told = {
+        "killed": dict(monkey.killed),
+        "jobs": len(made),
+        "attempts": attempts(failover_client, made),
+    }
     sys.stdout.write(json.dumps({"chaos": told}) + "\n")
     assert told["attempts"] > len(made), "nothing that ran was hit: the run proves nothing"
 
 
-def undisturbed(town: Cluster, spec: dict[str, Any]) -> Record:
-    with town.door("one").client() as client:
+def undisturbed(cluster: Cluster, spec: dict[str, Any]) -> Record:
+    with cluster.endpoint("one").client() as client:
         job = client.jobs.create(spec).wait(timeout=PATIENCE_S)
         job.raise_if_unsuccessful()
-    with town.door("one").http() as http:
+    with cluster.endpoint("one").http() as http:
         return record_of(http, job.id)
 
 
-def keep_busy(asking: Asking, monkey: Monkey, spec: dict[str, Any]) -> list[str]:
+def keep_busy(failover_client: FailoverClient, monkey: Monkey, spec: dict[str, Any]) -> list[str]:
     """Submit until the last kill, whenever few jobs are left; the jobs submitted."""
     added: list[str] = []
     deadline = time.monotonic() + PATIENCE_S
     while not monkey.is_done:
         assert time.monotonic() < deadline, "the last kill has not come"
-        if num_in_hand(asking) < NUM_IN_HAND:
-            added.append(asking.ask(lambda client: client.jobs.create(spec).id))
+        if num_in_hand(failover_client) < NUM_IN_HAND:
+            added.append(failover_client.ask(lambda client: client.jobs.create(spec).id))
         else:
             time.sleep(0.1)
     return added
 
 
-def num_in_hand(asking: Asking) -> int:
+def num_in_hand(failover_client: FailoverClient) -> int:
     """How many jobs have not ended."""
-    states = asking.ask(lambda client: [job.state for job in client.jobs.list()])
+    states = failover_client.ask(lambda client: [job.state for job in client.jobs.list()])
     return sum(state not in OVER for state in states)
 
 
-def all_ended(asking: Asking, made: dict[str, str]) -> dict[str, str] | None:
+def all_ended(failover_client: FailoverClient, made: dict[str, str]) -> dict[str, str] | None:
     def look(client: gh.Client) -> dict[str, str]:
         return {job.id: job.state for job in client.jobs.list() if job.id in made}
 
-    states = asking.ask(look)
+    states = failover_client.ask(look)
     over = all(state in OVER for state in states.values())
     if not over or len(states) < len(made):
         time.sleep(0.5)
@@ -166,12 +172,15 @@ def all_ended(asking: Asking, made: dict[str, str]) -> dict[str, str] | None:
     return states
 
 
-def failures(asking: Asking, states: dict[str, str]) -> list[Any]:
+def failures(failover_client: FailoverClient, states: dict[str, str]) -> list[Any]:
     bad = [job for job, state in states.items() if state != "succeeded"]
-    return [asking.ask(lambda client, job=job: client.jobs.get(job).data) for job in bad[:3]]
+    return [
+        failover_client.ask(lambda client, job=job: client.jobs.get(job).data) for job in bad[:3]
+    ]
 
 
-def attempts(asking: Asking, made: dict[str, str]) -> int:
+def attempts(failover_client: FailoverClient, made: dict[str, str]) -> int:
     return sum(
-        asking.ask(lambda client, job=job: client.jobs.get(job).data["attempt"]) for job in made
+        failover_client.ask(lambda client, job=job: client.jobs.get(job).data["attempt"])
+        for job in made
     )

@@ -67,7 +67,7 @@ def _events(http: httpx2.Client, job: str, **query: str) -> Generator[dict[str, 
 
 
 def _log(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What the events say of steps; a save is told of whenever it is durable, so apart."""
+    """The events about steps. A save is reported when it is durable, so it is listed separately."""
     told: list[tuple[Any, ...]] = []
     saved: list[tuple[Any, ...]] = []
     for event in events:

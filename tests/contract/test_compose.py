@@ -76,7 +76,7 @@ def test_services_start_after_what_they_need():
     assert reserved[0]["capabilities"] == ["gpu"]
 
 
-def test_the_image_holds_every_room_and_runs_as_nobody_special():
+def test_the_image_holds_every_package_and_runs_as_nobody_special():
     text = (ROOT / "Dockerfile").read_text()
     allowed = (ROOT / ".dockerignore").read_text()
     for room in ("glasshouse", "engine", "models", "api", "worker", "migrations"):

@@ -193,7 +193,7 @@ def test_the_service_connects_to_what_users_name_through_one_module_only():
 
 
 def test_no_field_of_a_request_is_a_url_that_the_service_would_fetch():
-    """The fields whose names speak of places; a new one is looked at by a person, here."""
+    """The fields whose names suggest a path. A person reviews each new one and adds it here."""
     import json
 
     document = json.loads((ROOT / "docs/reference/openapi.json").read_text())

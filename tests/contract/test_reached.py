@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from tests.awaited import blocking_client
-from tests.little_service import Serve, answer, job, serve, server
+from tests.blocking_client import blocking_client
+from tests.stub_api import Serve, answer, job, serve, server
 
 __all__ = ["serve", "server"]
 ROOT = Path(gh.__file__).parents[1]
@@ -29,7 +29,7 @@ OPERATIONS = {
     if "operationId" in operation
 }
 NOT_METHODS = {
-    "getLivez": "for whoever restarts processes; a client asks `ready`",
+    "getLivez": "for process managers; a client calls `ready`",
     "getMetrics": "for Prometheus, in its text; `client.request` reads it where somebody must",
 }
 GRAPH = {"type": "graph", "layers": [{"name": "fc", "type": "Linear"}]}

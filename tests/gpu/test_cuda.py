@@ -167,7 +167,7 @@ def test_a_copy_is_of_the_moment_at_which_it_was_asked_for():
     assert (snapshot.tensors["part"]["value"] == 1.0).all()
 
 
-def test_what_was_saved_on_the_device_goes_on_without_it(
+def test_what_was_saved_on_the_device_continues_without_it(
     digits: Path,  # noqa: F811
     tmp_path: Path,
     capfd: Any,
@@ -215,7 +215,7 @@ ONE_MATRIX = [
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_float16_is_scaled_on_the_device_and_goes_on_where_it_was(
+def test_float16_is_scaled_on_the_device_and_continues_where_it_was(
     fused: bool,
     digits: Path,  # noqa: F811
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""How failures of a CUDA device are told: ``python -m pytest tests/gpu -m gpu``."""
+"""How failures of a CUDA device are reported: ``python -m pytest tests/gpu -m gpu``."""
 
 import pytest
 import torch

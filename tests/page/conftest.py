@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT, House
+from tests.acceptance.services import ROOT, LocalService
 from tests.conftest import absent
 from tests.page.browser import (
     AXE,
@@ -52,23 +52,23 @@ def browser(built: Path) -> Generator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def house(built: Path) -> Generator[House]:
+def local_service(built: Path) -> Generator[LocalService]:
     """The service, as ``glasshouse up`` runs it."""
-    with House.lent() as started:
+    with LocalService.temporary() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def client(house: House) -> Generator[gh.Client]:
+def client(local_service: LocalService) -> Generator[gh.Client]:
     """The Python client of the service."""
-    with house.client() as opened:
+    with local_service.client() as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def http(house: House) -> Generator[httpx2.Client]:
+def http(local_service: LocalService) -> Generator[httpx2.Client]:
     """A plain HTTP client of the service, below ``/api/v1``."""
-    with house.http() as opened:
+    with local_service.http() as opened:
         yield opened
 
 
@@ -79,21 +79,23 @@ def digits(client: gh.Client) -> str:
 
 
 @pytest.fixture
-def witness(house: House) -> Generator[Witness]:
+def witness(local_service: LocalService) -> Generator[Witness]:
     """Record console errors and requests of the test's pages; fail the test for unexpected ones."""
-    made = Witness(house.url)
+    made = Witness(local_service.url)
     yield made
     made.judge()
 
 
 @pytest.fixture
-def profile(browser: Browser, house: House, witness: Witness) -> Generator[BrowserContext]:
+def profile(
+    browser: Browser, local_service: LocalService, witness: Witness
+) -> Generator[BrowserContext]:
     """A new browser profile: no cookies, no storage, light colors, a wide window."""
     width, height = SIZES["wide"]
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}}
     options |= {"color_scheme": "light", "reduced_motion": "reduce", "service_workers": "block"}
     with browser.new_context(
-        base_url=house.url, locale="en-GB", timezone_id="UTC", **options
+        base_url=local_service.url, locale="en-GB", timezone_id="UTC", **options
     ) as made:
         made.set_default_timeout(WAIT_MS)
         witness.follow(made)

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import Screenshot
 from tests.page.endless import endless, running
 from tests.waiting import until
@@ -57,9 +57,9 @@ def test_devices_and_the_queue_show_the_values_of_the_api(
 
 def test_a_worker_is_drained_after_a_confirmation(browser: Browser):
     with (
-        House.lent() as house,  # a drained worker stays drained: not the shared one
-        house.client() as client,
-        browser.new_context(base_url=house.url) as profile,
+        LocalService.temporary() as local_service,  # not the shared one
+        local_service.client() as client,
+        browser.new_context(base_url=local_service.url) as profile,
     ):
         drained(profile.new_page(), client)
 

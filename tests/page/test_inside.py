@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.acceptance.specs import lasting, small
 from tests.page.browser import SIZES, Screenshot, Witness, drawn
 
@@ -501,12 +501,14 @@ def test_the_inside_views_have_no_serious_axe_findings(
         screenshot(name)
 
 
-def test_an_ended_job_shows_which_probe_to_add_to_a_spec(page: Page, seen: gh.Job, house: House):
+def test_an_ended_job_shows_which_probe_to_add_to_a_spec(
+    page: Page, seen: gh.Job, local_service: LocalService
+):
     page.goto(f"/jobs/{seen.id}/layers/sum?view=histogram")
     expect(page.locator("main")).to_contain_text('"layers":["sum"]')
     page.goto(f"/jobs/{seen.id}/layers/nowhere")
     expect(page.locator("main")).to_contain_text("The network has no layer nowhere")
-    assert house.url in page.url
+    assert local_service.url in page.url
 
 
 def test_the_buttons_of_the_graph_cover_no_layer_initially(

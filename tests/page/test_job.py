@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import Screenshot, Witness
 from tests.page.specs import FIELDS, small
 from tests.page.tabs import table_of
@@ -360,14 +360,14 @@ def test_the_spec_is_copied_as_a_complete_command(page: Page, ended: gh.Job):
 
 
 def test_an_unavailable_api_is_reported_and_polling_continues_with_correct_numbers(
-    page: Page, running: gh.Job, house: House, http: httpx2.Client, witness: Witness
+    page: Page, running: gh.Job, local_service: LocalService, http: httpx2.Client, witness: Witness
 ):
     page.goto(f"/jobs/{running.id}")
     expect(chart(page, "loss").get_by_role("img")).to_have_attribute(
         "aria-label", re.compile("loss")
     )
     witness.expect("ERR_CONNECTION_REFUSED|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET|status of 5")
-    api = api_of(house)
+    api = api_of(local_service)
     api.kill()
     bar = page.locator(".bar")
     expect(bar).to_contain_text("The service is unavailable.")
@@ -380,9 +380,9 @@ def test_an_unavailable_api_is_reported_and_polling_continues_with_correct_numbe
     expect(chart(page, "lr").get_by_role("img")).to_have_attribute("aria-label", words)
 
 
-def api_of(house: House) -> psutil.Process:
+def api_of(local_service: LocalService) -> psutil.Process:
     """The API process of a service."""
-    runtime = json.loads((house.home / "runtime.json").read_text())
+    runtime = json.loads((local_service.home / "runtime.json").read_text())
     above = psutil.Process(runtime["pid"])
     (api,) = [one for one in above.children() if one.cmdline()[1:3] == ["-m", "api"]]
     return api

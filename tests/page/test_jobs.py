@@ -10,7 +10,7 @@ import glasshouse as gh
 from models.database import Database
 from models.jobs import jobs
 from models.settings import Settings
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import SIZES, bare_words, fits
 from tests.page.endless import endless, running
 from tests.page.specs import small
@@ -107,8 +107,10 @@ def test_selected_jobs_are_compared_and_deleted(
         client.jobs.get(other.id)
 
 
-def test_a_thousand_jobs_are_live_without_flicker(page: Page, house: House, digits: str):
-    database = Database(Settings(home=house.home).database)
+def test_a_thousand_jobs_are_live_without_flicker(
+    page: Page, local_service: LocalService, digits: str
+):
+    database = Database(Settings(home=local_service.home).database)
     given = small(digits, "one of many", labels={"many": "yes"})
     with database.write() as tx:
         for _ in range(MANY):

@@ -13,7 +13,7 @@ from models.database import Database
 from models.observations import events
 from models.observations.events import NewEvent
 from models.tables import now
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.specs import small
 
 Print = Callable[[int, str, list[str]], None]
@@ -29,9 +29,9 @@ def running(client: gh.Client, digits: str) -> Generator[gh.Job]:
 
 
 @pytest.fixture
-def printed(running: gh.Job, house: House) -> Generator[Print]:
+def printed(running: gh.Job, local_service: LocalService) -> Generator[Print]:
     """Store printed lines for a rank, as a worker does."""
-    database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
+    database = Database(f"sqlite:///{local_service.home / 'glasshouse.db'}")
 
     def store(rank: int, stream: str, lines: list[str]) -> None:
         payload = {"rank": rank, "stream": stream, "lines": lines}

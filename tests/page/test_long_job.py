@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 import glasshouse as gh
 from models.database import Database
 from models.observations import metrics
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.specs import small
 from tests.page.tabs import HEAR_LONG_TASKS, table_of
 from tests.page.test_job import chart
@@ -23,11 +23,11 @@ PEAK, HOLE = 617_283, 400_001
 
 
 @pytest.fixture(scope="module")
-def long(client: gh.Client, digits: str, house: House) -> gh.Job:
+def long(client: gh.Client, digits: str, local_service: LocalService) -> gh.Job:
     """An ended job, with a million additional values."""
     job = client.jobs.create(small(digits, "a million")).wait(timeout=120)
     chance = random.Random(0)  # noqa: S311
-    database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
+    database = Database(f"sqlite:///{local_service.home / 'glasshouse.db'}")
     for start in range(0, NUM, PORTION):
         rows = [
             {"step": step, "epoch": 0, "name": "wave", "value": value_of(step, chance)}

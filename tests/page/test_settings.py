@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import Screenshot, Witness
 from tests.page.endless import endless, running
 from tests.waiting import until
@@ -21,37 +21,39 @@ def card(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=name)
 
 
-def test_a_key_is_shown_once_works_and_is_rejected_after_it_was_revoked(page: Page, house: House):
+def test_a_key_is_shown_once_works_and_is_rejected_after_it_was_revoked(
+    page: Page, local_service: LocalService
+):
     page.goto("/settings")
     keys = card(page, "API keys")
     keys.get_by_label("Key name").fill("a laptop")
     keys.get_by_label("Scope").select_option("read")
     keys.get_by_role("button", name="Create key").click()
     secret = keys.locator("code.secret").inner_text()
-    assert status(house, secret) == 200
+    assert status(local_service, secret) == 200
     keys.get_by_role("button", name="Done").click()
     row = keys.get_by_role("row", name="a laptop")
     expect(row).to_contain_text("read")
     assert secret not in page.content()
     page.get_by_role("button", name="Revoke a laptop").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    assert status(house, secret) == 200
+    assert status(local_service, secret) == 200
     page.get_by_role("button", name="Revoke a laptop").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(row).to_contain_text("revoked")
-    assert status(house, secret) == 401
+    assert status(local_service, secret) == 401
 
 
-def status(house: House, key: str) -> int:
+def status(local_service: LocalService, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx2.get(f"{house.url}/api/v1/jobs", headers=headers).status_code
+    return httpx2.get(f"{local_service.url}/api/v1/jobs", headers=headers).status_code
 
 
 def test_without_the_scope_admin_only_keys_are_hidden(
-    stranger: Page, witness: Witness, house: House
+    stranger: Page, witness: Witness, local_service: LocalService
 ):
     witness.expect("status of 403")
-    with house.another_key("ada", "submit").client() as ada:
+    with local_service.another_key("ada", "submit").client() as ada:
         stranger.goto(ada.browser_link())
         stranger.goto("/settings")
         keys = card(stranger, "API keys")

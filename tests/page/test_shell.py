@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import Witness, findings
 
 LOCKED = r"status of 401"
@@ -42,25 +42,27 @@ def test_without_a_session_the_dashboard_prompts_for_a_key(
     unlocking(stranger)
 
 
-def test_a_key_opens_the_dashboard(stranger: Page, witness: Witness, house: House):
+def test_a_key_opens_the_dashboard(stranger: Page, witness: Witness, local_service: LocalService):
     witness.expect(LOCKED)
     stranger.goto("/jobs")
-    stranger.get_by_label("API key").fill(f" {house.key}\n")
+    stranger.get_by_label("API key").fill(f" {local_service.key}\n")
     stranger.get_by_role("button", name="Open").click()
     inside(stranger)
-    assert house.key not in stranger.content()
-    assert house.key not in str(stranger.evaluate("() => ({...localStorage, ...sessionStorage})"))
+    assert local_service.key not in stranger.content()
+    assert local_service.key not in str(
+        stranger.evaluate("() => ({...localStorage, ...sessionStorage})")
+    )
 
 
 def test_a_wrong_key_is_rejected_and_can_be_corrected(
-    stranger: Page, witness: Witness, house: House
+    stranger: Page, witness: Witness, local_service: LocalService
 ):
     witness.expect(LOCKED)
     stranger.goto("/jobs")
     stranger.get_by_label("API key").fill("gh_wrong")
     stranger.get_by_role("button", name="Open").click()
     expect(stranger.get_by_role("alert")).to_contain_text("key")
-    stranger.get_by_label("API key").fill(house.key)
+    stranger.get_by_label("API key").fill(local_service.key)
     stranger.get_by_role("button", name="Open").click()
     inside(stranger)
 
@@ -106,10 +108,10 @@ def test_a_used_link_explains_what_to_do(
 
 
 def test_an_ended_session_prompts_for_a_key(
-    stranger: Page, witness: Witness, client: gh.Client, house: House
+    stranger: Page, witness: Witness, client: gh.Client, local_service: LocalService
 ):
     key = client.keys.create("browser", ["read"], "local")
-    with gh.Client(house.url, key.data["key"]) as own:
+    with gh.Client(local_service.url, key.data["key"]) as own:
         stranger.goto(own.browser_link())
     inside(stranger)
     client.keys.delete(key.id)

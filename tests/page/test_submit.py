@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from tests.acceptance.houses import ROOT, House
+from tests.acceptance.services import ROOT, LocalService
 from tests.page import specs
 from tests.page.browser import Screenshot, Witness, as_on, drawn
 
@@ -115,9 +115,9 @@ def shows_plan(page: Page, plan: dict[str, Any]) -> None:
 
 
 def test_without_a_dataset_one_button_creates_a_spec_that_can_be_submitted(
-    stranger: Page, house: House
+    stranger: Page, local_service: LocalService
 ):
-    with house.another_key("somebody new", "submit").client() as visitor:
+    with local_service.another_key("somebody new", "submit").client() as visitor:
         stranger.goto(visitor.browser_link())
         stranger.goto("/submit")
         stranger.get_by_role("button", name="Use the built-in digits").click()
@@ -218,12 +218,14 @@ def test_two_clicks_create_one_job_whose_spec_another_can_use(
 
 
 def test_copied_commands_run_and_submit_the_same_spec(
-    page: Page, house: House, client: gh.Client, digits: str, tmp_path: Path
+    page: Page, local_service: LocalService, client: gh.Client, digits: str, tmp_path: Path
 ):
     opened(page, f"dataset={digits}")
     small(page, 'it\'s a "copy" of $HOME')
     spec = on_screen(page)
-    ran = {name: run_copy(page, house, name, tmp_path) for name in ("curl", "Python", "CLI")}
+    ran = {
+        name: run_copy(page, local_service, name, tmp_path) for name in ("curl", "Python", "CLI")
+    }
     jobs = list(client.jobs.list(q="it's a"))
     assert len(jobs) == 3, ran
     for job in jobs:
@@ -231,17 +233,17 @@ def test_copied_commands_run_and_submit_the_same_spec(
         assert job.wait(timeout=300).state == "succeeded"
 
 
-def run_copy(page: Page, house: House, name: str, folder: Path) -> str:
+def run_copy(page: Page, local_service: LocalService, name: str, folder: Path) -> str:
     """Run a copied command, with a key in the environment."""
     page.get_by_role("button", name=name, exact=True).click()
     text = page.locator(f"pre[aria-label='As {name}']").inner_text()
-    assert house.key not in text
+    assert local_service.key not in text
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     known = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-c", text] if name == "Python" else ["bash", "-c", text]
     done = subprocess.run(
         command,
-        env=known | {"GLASSHOUSE_API_KEY": house.key},
+        env=known | {"GLASSHOUSE_API_KEY": local_service.key},
         capture_output=True,
         text=True,
         timeout=180,

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 import glasshouse as gh
 from models.database import Database
 from models.observations import metrics
-from tests.acceptance.houses import House
+from tests.acceptance.services import LocalService
 from tests.page.browser import drawn
 from tests.page.specs import small
 from tests.page.test_job import chart
@@ -56,10 +56,10 @@ def values() -> list[float]:
 
 
 def test_the_line_of_a_thinned_metric_is_the_middle_of_its_band_all_along(
-    page: Page, client: gh.Client, digits: str, house: House, http: httpx2.Client
+    page: Page, client: gh.Client, digits: str, local_service: LocalService, http: httpx2.Client
 ):
     job = client.jobs.create(small(digits, "of extremes")).wait(timeout=120)
-    database = Database(f"sqlite:///{house.home / 'glasshouse.db'}")
+    database = Database(f"sqlite:///{local_service.home / 'glasshouse.db'}")
     rows = [
         {"step": step, "epoch": 0, "name": "ends", "value": value}
         for step, value in enumerate(values())

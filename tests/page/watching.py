@@ -34,7 +34,7 @@ import psutil
 import glasshouse as gh
 from models.database import Database
 from models.observations import metrics
-from tests.acceptance.houses import ROOT, House
+from tests.acceptance.services import ROOT, LocalService
 from tests.page.browser import WAIT_MS, find_chromium
 from tests.page.chromium import Chromium
 from tests.page.specs import small
@@ -130,7 +130,7 @@ class Watch:
 
     def __init__(self, plan: Plan, chromium: Chromium, folder: Path) -> None:
         self._plan, self._chromium = plan, chromium
-        self._house = House.up(folder / "home")
+        self._house = LocalService.up(folder / "home")
         self._calm()
         self._client, self._http = self._house.client(), self._house.http()
         self._tabs: list[Tab] = []
@@ -298,7 +298,7 @@ class Watch:
         began = time.monotonic()
         self._house.down()
         self._says_away()
-        self._house = House.up(self._house.home, port or 0)
+        self._house = LocalService.up(self._house.home, port or 0)
         self._calm()
         self._says_nothing()
         until(lambda: job.refresh().data["attempt"] > attempt and job.state == "running", 300)

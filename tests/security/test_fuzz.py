@@ -55,7 +55,7 @@ def test_nothing_of_the_document_breaks_the_service(
     phases: str, own_world: World, tmp_path: Path, request: pytest.FixtureRequest
 ):
     api = own_world.api
-    with api.client() as client:  # made once; whoever asks for it below waits for ten seconds only
+    with api.client() as client:  # created once; its users below wait ten seconds only
         assert client.get("/openapi.json").status_code == 200
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{api.url}/openapi.json"]
     command += ["--header", f"Authorization:Bearer {api.key('eve', 'submit')}"]

@@ -81,13 +81,13 @@ def test_a_ticket_is_short_lived_and_used_once(world: World):
         {"redis_url": "redis://someone:S3cret-of-redis@127.0.0.1:1/0"},
     ],
 )
-def test_a_password_of_the_broker_is_told_nowhere(settings: dict[str, str]):
+def test_a_password_of_the_broker_is_printed_nowhere(settings: dict[str, str]):
     with running_api(**settings) as api:
         said = _provoke(api)
         leaks.check_bytes(said.encode() + api.log.encode(), "an answer or the log", "S3cret-of")
 
 
-def test_a_password_of_the_database_is_told_nowhere():
+def test_a_password_of_the_database_is_printed_nowhere():
     with running_api() as api:
         api.stop()
         url = "postgresql+psycopg://someone:S3cret-of-sql@127.0.0.1:1/glasshouse"

@@ -17,7 +17,7 @@ from models.database import Database
 from models.jobs import jobs
 from models.settings import Settings
 from tests.conftest import empty_postgres
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from tests.running import Api, digits, running_api, small_job
 from tests.waiting import until
 from worker.dispatch import dispatch
@@ -177,9 +177,7 @@ def test_streams_of_all_keys_of_an_owner_count_together(api: Api, tenants: Tenan
     until(lambda: ada.get("/api/v1/quotas").json()["used"]["streams"] == 0)
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back(
-    api: Api, tenants: Tenants, limit: Any
-):
+def test_a_key_that_asks_too_often_gets_a_retry_time(api: Api, tenants: Tenants, limit: Any):
     ada, bob, _ = tenants
     limit(requests_per_s=5)
     answers = [ada.get("/livez") for _ in range(50)]

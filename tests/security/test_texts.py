@@ -10,7 +10,7 @@ import pytest
 from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
 from models.tables import now
-from tests.integration.window.scene import Writer
+from tests.integration.inspection.services import Writer
 from tests.running import small_job
 from tests.security.world import World
 

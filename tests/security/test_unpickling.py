@@ -1,4 +1,4 @@
-"""X6, X7: the processes that run refuse to open a pickle, whoever asks them to."""
+"""X6, X7: no running process opens a pickle."""
 
 import io
 import os

@@ -24,7 +24,7 @@ from models.observations.events import NewEvent
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from tests.integration.window.scene import Writer
+from tests.integration.inspection.services import Writer
 from tests.running import Api, digits, small_job
 
 LEASE_MS = 3_600_000

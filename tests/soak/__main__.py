@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
-from tests.acceptance.houses import ROOT, Cluster
+from tests.acceptance.services import ROOT, Cluster
 from tests.chaos.monkey import Monkey, leftovers, ranks
-from tests.soak.crowd import Crowd
 from tests.soak.flat import Bound, Verdict, judge, thinned
 from tests.soak.samples import BOUNDS, Samples, alive, held, is_locked, judged, size_of
+from tests.soak.stream_clients import StreamClients
 from tests.soak.work import Work
 
 SPARED = frozenset({"one", "north"})
@@ -54,7 +54,7 @@ class Plan:
     kills_s: tuple[float, float] = (2.0, 10.0)
     seed: int = 0
     least: int = 0
-    """It goes on until so many processes have died and so many jobs have ended."""
+    """Continue until enough processes have died and enough jobs have ended."""
 
     @property
     def warm_up_s(self) -> float:
@@ -142,7 +142,9 @@ class Soak:
     def _fire(self) -> Generator[tuple[Monkey, Samples]]:
         """While the block lasts there are clients, faults, and somebody who takes notes."""
         cluster, plan = self._cluster, self._plan
-        crowd = Crowd(plan.clients, [cluster.urls[name] for name in cluster.api_names], cluster.key)
+        crowd = StreamClients(
+            plan.clients, [cluster.urls[name] for name in cluster.api_names], cluster.key
+        )
         samples = Samples(cluster, SPARED, plan.every_s)
         monkey = Monkey(
             cluster, seed=plan.seed, num_kills=float("inf"), pause_s=plan.kills_s, spared=SPARED
@@ -313,7 +315,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
     parser.add_argument("--workers", type=int, default=Plan.workers)
     parser.add_argument("--clients", type=int, default=Plan.clients)
-    parser.add_argument("--database", default="", help="a URL; left out, a SQLite file")
+    parser.add_argument("--database", default="", help="a URL (default: a SQLite file)")
     parser.add_argument("--every", dest="every_s", type=float, default=Plan.every_s)
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--save", metavar="NAME", help="keep bench/results/NAME.jsonl")

@@ -14,7 +14,7 @@ from typing import Any
 
 LEAST_SAMPLES = 12
 MOST_POINTS = 90
-"""So many medians of neighbours stand for all samples: the pairs of those are quickly gone over."""
+"""So many medians of neighbors stand for all samples: the pairs of those are quickly gone over."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def judge(
 def thinned(
     samples: Sequence[tuple[float, float]], most: int = MOST_POINTS
 ) -> list[tuple[float, float]]:
-    """Medians of neighbours, at most so many that all their pairs can be looked at."""
+    """Medians of neighbors, few enough to compare all pairs."""
     size = -(-len(samples) // most)
     groups = [samples[n : n + size] for n in range(0, len(samples), size)]
     return [

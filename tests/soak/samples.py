@@ -1,4 +1,4 @@
-"""What a running service takes of its machine, looked at again and again, from outside.
+"""The resources that a running service uses, sampled repeatedly from outside.
 
 A *line* is what is followed over time: one process that is never killed (``api one``), the middle
 one of all processes of a kind (``every api``), or the store. Processes that are young do not count
@@ -18,7 +18,7 @@ import psutil
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 from tests.soak.flat import Bound
 
 MIB = 2**20
@@ -42,12 +42,12 @@ BOUNDS = {
     "artifacts_mib": Bound(32, 0.15),
     "shared_mib": Bound(1),
 }
-"""What each figure may grow by in the time that is judged.
+"""How much each figure may grow in the evaluated time.
 
-Clients go from one API to the other whenever one dies, and their connections with them; what an API
-still holds when all have left is looked at apart. The memory of all processes together swings with
-how many fork servers run just then; each kind by itself has the narrow bound. An API has up to
-forty threads for requests and gives them back when they have nothing to do.
+When an API dies, its clients and their connections move to the other one, so what an API still
+holds after all clients have left is checked separately. The memory of all processes together
+depends on how many fork servers are running, so each kind of process has its own narrow bound. An
+API has up to forty threads for requests and releases idle ones.
 """
 
 
@@ -64,7 +64,7 @@ class Samples:
         self.lines: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         """By line and figure: seconds since the beginning, and what it was."""
         self.seen: set[tuple[int, float]] = set()
-        """Every process of the service that was ever looked at: id and time of start."""
+        """Every process of the service that was ever sampled: id and start time."""
         self.pids: dict[str, set[int]] = defaultdict(set)
         """By line of one process: more than one if it was replaced."""
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)

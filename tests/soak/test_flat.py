@@ -53,7 +53,7 @@ def test_what_grows_is_not_flat(value):
     assert not is_flat(sampled(value))
 
 
-def test_the_slope_is_told_by_the_hour():
+def test_the_slope_is_given_by_the_hour():
     verdict = judge("api", "rss_mib", sampled(lambda over: 150 + 30 * over, 0), Bound(16))
     assert verdict is not None
     assert verdict.hours == pytest.approx(0.75, rel=0.01)

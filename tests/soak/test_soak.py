@@ -72,6 +72,6 @@ def test_a_job_that_did_not_is(kind: str, found: Record):
     assert compare(kind, found, GOLDEN)
 
 
-def test_descriptors_that_are_left_open_are_told_by_their_sort():
+def test_descriptors_that_are_left_open_are_reported_by_their_sort():
     assert grown({"socket": 10}, {"socket": 12, "pipe": 2}) == []
     assert grown({"socket": 10}, {"socket": 60, "pipe": 2}) == ["60 socket and not 10"]

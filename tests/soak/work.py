@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 
 import glasshouse as gh
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 from tests.acceptance.specs import lasting, small
-from tests.chaos.asking import Asking
+from tests.chaos.failover_client import FailoverClient
 from tests.chaos.verifier import Record, record_of
 
 PATIENCE_S = 600.0
@@ -73,7 +73,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311
-        self._asking = Asking(self.cluster, PATIENCE_S)
+        self._client = FailoverClient(self.cluster, PATIENCE_S)
         self._over: Queue[Task | None] = Queue()
         self._error: BaseException | None = None
         self._verifier = threading.Thread(target=self._verify_all, name="verifier", daemon=True)
@@ -81,7 +81,7 @@ class Work:
 
     def begin(self) -> None:
         """Store the data, and run each spec once with nothing in its way."""
-        dataset = self._asking.ask(lambda client: client.datasets.create(builtin="digits").id)
+        dataset = self._client.ask(lambda client: client.datasets.create(builtin="digits").id)
         self._specs = specs(dataset)
         for kind in ("short", "watched", "paused"):
             self._golden[kind] = self._undisturbed(self._specs[kind])
@@ -103,12 +103,12 @@ class Work:
         self._verifier.join(within_s)
         if self._verifier.is_alive():
             self._complain("the last jobs were not verified in time")
-        self._asking.close()
+        self._client.close()
 
     def _look(self) -> None:
         if self._error is not None:
             raise self._error
-        living = self._asking.ask(
+        living = self._client.ask(
             lambda client: {job.id: job for job in client.jobs.list(state=LIVING, limit=200)}
         )
         for task in [*self._tasks]:
@@ -121,7 +121,7 @@ class Work:
 
     def _submit(self) -> Task:
         kind = self._random.choice(KINDS)
-        job = self._asking.ask(lambda client: client.jobs.create(self._specs[kind]).id)
+        job = self._client.ask(lambda client: client.jobs.create(self._specs[kind]).id)
         return Task(kind, job, act_after_s=self._random.uniform(0.2, 6.0))
 
     def _act(self, task: Task, state: str) -> None:
@@ -145,13 +145,13 @@ class Work:
     def _try(self, task: Task, verb: str) -> bool:
         """Ask it; what comes too late is none the worse for that."""
         try:
-            self._asking.ask(lambda client: getattr(client.jobs, verb)(task.id))
+            self._client.ask(lambda client: getattr(client.jobs, verb)(task.id))
         except gh.ConflictError:
             return False
         return True
 
     def _undisturbed(self, spec: dict[str, Any]) -> Record:
-        with self.cluster.door(self.spared).client() as client:
+        with self.cluster.endpoint(self.spared).client() as client:
             job = client.jobs.create(spec).wait(timeout=PATIENCE_S)
             job.raise_if_unsuccessful()
         return self._record(job.id)
@@ -160,7 +160,7 @@ class Work:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with self.cluster.door(self.spared).http() as http:
+                with self.cluster.endpoint(self.spared).http() as http:
                     self.num_attempts += (
                         http.get(f"/jobs/{job}").raise_for_status().json()["attempt"]
                     )

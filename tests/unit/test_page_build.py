@@ -81,7 +81,7 @@ def test_it_is_built_once_for_each_state_of_its_sources(furnished: Path):
     assert "<title>Another " in (dist / "index.html").read_text()
 
 
-def test_a_source_that_is_wrong_is_told_and_leaves_no_stamp(furnished: Path):
+def test_a_source_that_is_wrong_is_reported_and_leaves_no_stamp(furnished: Path):
     (furnished / "dashboard" / "src" / "main.tsx").write_text("import nothing from './nowhere';\n")
     failed = build(furnished)
     assert failed.returncode == 1

@@ -61,7 +61,7 @@ class Launch:
             RunFailure: data of the job is gone, or the work directory cannot be written.
         """
         context, settings = self._context, self._context.settings
-        env = context.insist(lambda: self._prepare(ring))
+        env = context.with_retries(lambda: self._prepare(ring))
         while not context.fork_server.wait_ready(_WAIT_S):
             meanwhile()
             if context.stopping.is_set():

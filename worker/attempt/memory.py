@@ -72,7 +72,7 @@ def killed_by_kernel(exit_: Exit) -> dict[str, Any]:
     ).as_dict()
 
 
-def beside_plan(error: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def with_plan_estimates(error: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """Return an out-of-memory error with the plan's estimates, and a hint about the largest."""
     planned: dict[str, int] = plan.get("memory") or {}
     if error.get("category") != "out_of_memory" or not planned:

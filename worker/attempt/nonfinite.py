@@ -25,7 +25,7 @@ class Nonfinite:
         self.advice: str | None = None
         """The most likely cause that a guard has found, and what to do about it."""
 
-    def hear_metric(self, step: int, name: str, value: float) -> None:
+    def on_metric(self, step: int, name: str, value: float) -> None:
         """Take one value of one metric."""
         is_bad = not math.isfinite(value)
         if name == "loss":
@@ -33,7 +33,7 @@ class Nonfinite:
         if is_bad and self._metric is None:
             self._metric = (step, name)
 
-    def hear_stats(self, record: dict[str, Any]) -> None:
+    def on_stats(self, record: dict[str, Any]) -> None:
         """Take a record of statistics: a row for each watched tensor of one step."""
         step = int(record["step"])
         if self._tensor is not None and self._tensor["step"] <= step:
@@ -44,7 +44,7 @@ class Nonfinite:
             phase = "forward" if kind in _FORWARD else "backward"
             self._tensor = {"step": step, "layer": layer, "kind": kind, "phase": phase}
 
-    def hear_finding(self, record: dict[str, Any]) -> None:
+    def on_finding(self, record: dict[str, Any]) -> None:
         """Take a guard's finding about a step."""
         step = int(record["step"])
         self.advice = self.advice or next(iter(record["causes"]), None)
@@ -68,7 +68,7 @@ class Nonfinite:
             return self._tensor | {"metric": name}
         return {"step": step, "layer": None, "kind": None, "phase": None, "metric": name}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the same as a sentence."""
         first = self.first()
         if first["layer"] is None:
@@ -82,7 +82,7 @@ class Nonfinite:
         if not self.is_bad_now or error.get("category") not in _BY_NUMBERS:
             return error
         first = self.first()
-        text = f"{self.told()} Then it failed: {error['message']}"
+        text = f"{self.summary()} Then it failed: {error['message']}"
         where = {
             "rank": error.get("rank"),
             "layer": first.get("layer") or error.get("layer"),

@@ -88,7 +88,7 @@ def judge(
     ``out_of_memory``: the OOM killer acted while the rank was running.
     """
     if end is not None:
-        return _by_its_word(end, pressed)
+        return _by_reported_end(end, pressed)
     own_fault = pressed.how == "paused" and exit_.signal not in _FROM_OUTSIDE
     if pressed.how is not None and not own_fault:
         return _by_pressure(pressed, "killed")
@@ -142,7 +142,7 @@ def unkillable(*, cancelled: bool) -> JobEnded:
     return JobEnded("cancelled" if cancelled else "failed", "unkillable", error.as_dict())
 
 
-def _by_its_word(end: dict[str, Any], pressed: StopReason) -> JobEnded | AttemptEnded:
+def _by_reported_end(end: dict[str, Any], pressed: StopReason) -> JobEnded | AttemptEnded:
     if end["state"] == "succeeded":
         return JobEnded("succeeded", "succeeded", reason=end.get("reason"))
     if end["state"] == "failed":

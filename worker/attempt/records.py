@@ -137,7 +137,7 @@ class Sorter:
         event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
         to.batch.events.append(NewEvent("stats", at, event, record["step"]))
         to.batch.stats.append(record)
-        self.nonfinite.hear_stats(record)
+        self.nonfinite.on_stats(record)
 
     def _result(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         if len(jsonio.dumps(record["result"])) <= MAX_RESULT_CHARACTERS:
@@ -149,7 +149,7 @@ class Sorter:
 
     def _finding(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.events.append(NewEvent("finding", at, record, int(record["step"])))
-        self.nonfinite.hear_finding(record)
+        self.nonfinite.on_finding(record)
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         step, self._revision = int(record["step"]), int(record["revision"])
@@ -198,7 +198,7 @@ class Sorter:
             batch.metrics.append({"step": step, "epoch": epoch, "name": name, "value": value})
             if not is_upkeep(name):
                 summarize(self.summary, name, jsonio.number(value), step)
-                self.nonfinite.hear_metric(step, name, jsonio.number(value))
+                self.nonfinite.on_metric(step, name, jsonio.number(value))
         batch.job["summary"] = {name: dict(entry) for name, entry in self.summary.items()}
 
     def _captures(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -220,9 +220,9 @@ class Sorter:
         made = {"id": checkpoint, "owner": self._owner, "key": key, "created_at": now()}
         to.batch.checkpoints.append(row | made)
         event = {name: row[name] for name in ("step", "epoch", "size_bytes", "final")}
-        told = {"checkpoint": checkpoint, **event}
+        payload = {"checkpoint": checkpoint, **event}
         # belongs to the step before: an attempt that resumes from it must not hide the event
-        to.batch.events.append(NewEvent("checkpoint", at, told, row["step"] - 1))
+        to.batch.events.append(NewEvent("checkpoint", at, payload, row["step"] - 1))
 
     def _artifact(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         name = record["name"]

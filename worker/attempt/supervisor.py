@@ -47,7 +47,7 @@ def supervise(context: WorkerContext, job_id: str) -> None:
 
     claim, job = claimed
     with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
-        supervisor = Supervisor(context, claim, job, spent_s=context.insist(spent_s))
+        supervisor = Supervisor(context, claim, job, spent_s=context.with_retries(spent_s))
         about = {"job": claim.job, "attempt": claim.attempt, "worker": context.name}
         with (
             context.tracing.span(
@@ -170,7 +170,7 @@ class Supervisor:
             if exit_ is not None:
                 self._hurry()
                 time.sleep(_BUSY_S)  # not all is stored yet; the spool keeps the rest
-            if stop.hopeless:
+            if stop.is_unkillable:
                 return None
 
     def _check(self, backpressure: Backpressure) -> None:
@@ -209,7 +209,7 @@ class Supervisor:
         """Store the end in the database."""
         failpoint("end.begin")
         with self._context.tracing.span("store the end"):
-            stored = self._context.insist(lambda: self._write_end(end))
+            stored = self._context.with_retries(lambda: self._write_end(end))
         self._span.tell(exit_kind=end.exit_kind)
         if end.counted if isinstance(end, AttemptEnded) else end.state == "failed":
             self._span.failed(end.exit_kind)
@@ -247,5 +247,7 @@ class Supervisor:
 
     def _explain(self, error: dict[str, Any]) -> dict[str, Any]:
         """Add to an error the plan (if memory ran out), the first NaN or Inf, and the log's end."""
-        told = self._store.nonfinite.explain(memory.beside_plan(error, self._job.plan))
-        return {"log_tail": self._store.log_tail(), **told}
+        error_with_hints = self._store.nonfinite.explain(
+            memory.with_plan_estimates(error, self._job.plan)
+        )
+        return {"log_tail": self._store.log_tail(), **error_with_hints}

@@ -82,8 +82,8 @@ class Delivering:
                     retry_in_s=self._pause_s(sending.tries),
                     disable_after_s=self._context.settings.webhook_disable_after_s,
                 )
-        told = {"webhook": sending.webhook, "delivery": sending.id, "tries": sending.tries}
-        _log.info("webhook_sent", **told, status=status, problem=problem)
+        fields = {"webhook": sending.webhook, "delivery": sending.id, "tries": sending.tries}
+        _log.info("webhook_sent", **fields, status=status, problem=problem)
         if switched_off:
             _log.warning("webhook_switched_off", webhook=sending.webhook)
 

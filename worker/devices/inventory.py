@@ -32,8 +32,8 @@ def cpu_devices(cores: int) -> list[FoundDevice]:
 @functools.cache
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """Return the processor's model if the system reports it, else its architecture: ``x86_64``."""
-    told = _asked_name() if sys.platform == "darwin" else _read_name(cpuinfo)
-    return told or platform.processor() or platform.machine()
+    processor = _sysctl_name() if sys.platform == "darwin" else _read_name(cpuinfo)
+    return processor or platform.processor() or platform.machine()
 
 
 def _read_name(cpuinfo: Path) -> str:
@@ -41,11 +41,11 @@ def _read_name(cpuinfo: Path) -> str:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    told = (line.partition(":") for line in lines)
-    return next((name.strip() for key, _, name in told if key.strip() == "model name"), "")
+    fields = (line.partition(":") for line in lines)
+    return next((name.strip() for key, _, name in fields if key.strip() == "model name"), "")
 
 
-def _asked_name() -> str:
+def _sysctl_name() -> str:
     try:
         done = subprocess.run(  # noqa: S603 (a list)
             _SYSCTL, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
@@ -83,7 +83,7 @@ def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice]
     return cpu_devices(num_cores(settings)) + devices, found["info"]
 
 
-def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
+def mark_unhealthy(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
     """Return the last inventory after the next one failed: its CUDA devices are unhealthy."""
     return [
         dataclasses.replace(device, healthy=False, reason=f"the inventory failed: {reason}")
@@ -93,7 +93,7 @@ def distrusted(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
     ]
 
 
-def withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
+def mark_withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
     """Return an inventory in which the devices in ``held`` are unhealthy, with the reason."""
     return [
         dataclasses.replace(device, healthy=False, reason=held[device.id])

@@ -196,7 +196,7 @@ class ForkServerClient:
         try:
             self._read(ours)
         finally:
-            self._mourn(ours)
+            self._on_exit(ours)
 
     def _read(self, ours: socket.socket) -> None:
         waiting = b""
@@ -209,23 +209,25 @@ class ForkServerClient:
                 return
             *lines, waiting = (waiting + data).split(b"\n")
             for line in lines:
-                self._hear(jsonio.loads(line))
+                self._on_message(jsonio.loads(line))
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if said.get("ready"):
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message.get("ready"):
             self._ready.set()
-        elif "exited" in said:
-            ended = Exit(said.get("code"), said.get("signal"), peak_bytes=said.get("peak_bytes"))
+        elif "exited" in message:
+            ended = Exit(
+                message.get("code"), message.get("signal"), peak_bytes=message.get("peak_bytes")
+            )
             with self._lock:
-                rank = self._ranks.pop(said["exited"], None)
+                rank = self._ranks.pop(message["exited"], None)
                 if rank is None:
-                    self._exits[said["exited"]] = ended
+                    self._exits[message["exited"]] = ended
             if rank is not None:
                 rank.ended(ended)
-        elif (future := self._asked.pop(said.get("id", 0), None)) is not None:
-            future.set_result(said)
+        elif (future := self._asked.pop(message.get("id", 0), None)) is not None:
+            future.set_result(message)
 
-    def _mourn(self, ours: socket.socket) -> None:
+    def _on_exit(self, ours: socket.socket) -> None:
         with self._lock:
             self._ready.clear()
             self._socket = None

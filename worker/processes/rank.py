@@ -87,7 +87,7 @@ class RankStop:
         return self._termed_at is not None
 
     @property
-    def hopeless(self) -> bool:
+    def is_unkillable(self) -> bool:
         """Whether even SIGKILL has not ended the rank: it hangs in a system call."""
         if self._killed_at is None:
             return False

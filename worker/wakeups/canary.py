@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from models.fleet import heartbeats
-from models.fleet.heartbeats import MISSED_RINGS
+from models.fleet.heartbeats import MISSED_CANARIES
 from models.fleet.notifier import worker_queue
 from worker.context import WorkerContext
 
@@ -23,7 +23,7 @@ class Canary:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._heard_at = time.monotonic()
-        self._told = False
+        self._is_reported = False
 
     def __call__(self) -> None:
         """Send a wake-up to this worker."""
@@ -31,15 +31,15 @@ class Canary:
         if not context.notifier.is_full(worker_queue(context.name)):
             context.notifier.canary(context.name)
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > MISSED_RINGS * context.settings.canary_s and not self._told:
-            self._told = True
+        if silent_s > MISSED_CANARIES * context.settings.canary_s and not self._is_reported:
+            self._is_reported = True
             _log.warning("worker_unresponsive", silent_s=round(silent_s))
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Store that the wake-up has arrived."""
         with self._context.database.write() as tx:
-            heartbeats.heard(tx, self._context.name, instance=self._context.instance)
+            heartbeats.received_canary(tx, self._context.name, instance=self._context.instance)
         self._heard_at = time.monotonic()
-        if self._told:
-            self._told = False
+        if self._is_reported:
+            self._is_reported = False
             _log.info("worker_responsive")

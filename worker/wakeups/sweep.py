@@ -115,7 +115,7 @@ class Sweep:
         for job_id in waiting:
             _log.info("begun_by_sweep", job=job_id)
             threading.Thread(
-                target=tasks.heard,
+                target=tasks.handle,
                 args=("sweep", lambda job=job_id: context.supervise(job, supervise)),
                 name=f"supervise-{job_id}",
                 daemon=True,
@@ -204,5 +204,5 @@ class Every:
         if not self._at_once:
             self._ended.wait(self._period_s)
         while not self._ended.is_set():
-            tasks.heard(self._thread.name, self._act)
+            tasks.handle(self._thread.name, self._act)
             self._ended.wait(self._period_s)

@@ -15,29 +15,29 @@ _log: Any = structlog.get_logger()
 def hang(app: Any, context: WorkerContext, canary: Canary, readers: Readers) -> None:
     """Register the tasks of a worker."""
 
-    def ring_dispatch(*_: Any, **__: Any) -> None:
-        heard("dispatch", context.dispatch)
+    def on_dispatch(*_: Any, **__: Any) -> None:
+        handle("dispatch", context.dispatch)
 
-    def ring_supervise(job_id: str, *_: Any, **__: Any) -> None:
-        heard("supervise", lambda: context.supervise(job_id, supervise))
+    def on_supervise(job_id: str, *_: Any, **__: Any) -> None:
+        handle("supervise", lambda: context.supervise(job_id, supervise))
 
-    def ring_canary(*_: Any, **__: Any) -> None:
-        heard("canary", canary.heard)
+    def on_canary(*_: Any, **__: Any) -> None:
+        handle("canary", canary.received)
 
-    def ring_read(*_: Any, **__: Any) -> None:
+    def on_read(*_: Any, **__: Any) -> None:
         readers.wake()
 
-    app.task(ring_canary, name="glasshouse.canary", shared=False)
-    app.task(ring_dispatch, name="glasshouse.dispatch", shared=False)
-    app.task(ring_read, name="glasshouse.read", shared=False)
-    app.task(ring_supervise, name="glasshouse.supervise", shared=False)
+    app.task(on_canary, name="glasshouse.canary", shared=False)
+    app.task(on_dispatch, name="glasshouse.dispatch", shared=False)
+    app.task(on_read, name="glasshouse.read", shared=False)
+    app.task(on_supervise, name="glasshouse.supervise", shared=False)
 
 
-def heard(bell: str, act: Any) -> None:
+def handle(wakeup: str, act: Any) -> None:
     """Handle a wake-up. If it fails, the sweep tries again."""
     try:
         act()
     except AWAY as error:
-        _log.warning("database_unavailable", wakeup=bell, error=str(error))
+        _log.warning("database_unavailable", wakeup=wakeup, error=str(error))
     except Exception:
-        _log.exception("wakeup_failed", wakeup=bell)
+        _log.exception("wakeup_failed", wakeup=wakeup)

@@ -2,7 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 
 import { theme } from "../theme";
-import { inTurn } from "./turns";
+import { scheduleDraw } from "./turns";
 
 export type Draw = (context: CanvasRenderingContext2D, width: number, height: number) => void;
 
@@ -38,7 +38,7 @@ export function Canvas({ draw, height, label, onPoint, onLeave, onPick }: Props)
       context.font = `12px ${getComputedStyle(element).fontFamily}`;
       draw(context, width, tall);
     };
-    const cancel = inTurn(paint);
+    const cancel = scheduleDraw(paint);
     const watcher = new ResizeObserver(() => place.clientWidth !== parseInt(element.style.width, 10) && paint());
     watcher.observe(place);
     return () => {

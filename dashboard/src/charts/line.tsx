@@ -8,7 +8,7 @@ import { type Asked, type Marker, NEAR_PX, optionsOf, type Prepared, prepare } f
 import { atText, counted, type Odd, readAt, sentence, type Series } from "./series";
 import { Swatch } from "./swatch";
 import { ChartTable, saveCsv } from "./table";
-import { inTurn } from "./turns";
+import { scheduleDraw } from "./turns";
 
 export type { Marker } from "./plot";
 export type { Series } from "./series";
@@ -59,7 +59,7 @@ export function LineChart(props: LineProps) {
       )}
       <div class="spread foot">
         <span class="row">
-          <OddNote odd={prepared.odd} thinned={series.some((one) => one.thinned)} xName={xName} href={props.oddHref} name={props.oddName} />
+          <NonfiniteNote odd={prepared.odd} thinned={series.some((one) => one.thinned)} xName={xName} href={props.oddHref} name={props.oddName} />
           {props.log && !positive && <span class="muted">No values above 0: the axis is linear.</span>}
           {prepared.hidden > 0 && <span class="muted">{count(prepared.hidden)} {prepared.hidden === 1 ? "value" : "values"} at or below 0 not shown on the log axis.</span>}
         </span>
@@ -97,7 +97,7 @@ function Canvas({ prepared, wanted, plot, onCursor }: { prepared: Prepared; want
   newest.current = { shape, prepared, wanted };
   const drawn = useRef<Shown | null>(null);
   const words = useMemo(() => sentence(wanted.series, wanted.xName), [wanted.series, wanted.xName]);
-  useEffect(() => inTurn(() => {
+  useEffect(() => scheduleDraw(() => {
     if (!host.current) return; // unmounted: effects are cleaned up only after the next frame
     if (plot.current) onCursor(null);
     plot.current?.destroy(); // only now, so that the old plot stays visible until it is replaced
@@ -155,7 +155,7 @@ function useThrottled(repaint: () => void, changes: readonly unknown[]): void {
     if (timer) return;
     const run = () => {
       state.current = { at: performance.now(), timer: 0 };
-      cancel.current = inTurn(repaint);
+      cancel.current = scheduleDraw(repaint);
     };
     const wait = at + REPAINT_MS - performance.now();
     if (wait <= 0) run();
@@ -226,7 +226,7 @@ function olderText(one: Series, x: number, xName: string): string | null {
   return isOlder(one, x) ? `${one.label} at ${atText(readAt(one, x)!.x, xName)}` : null;
 }
 
-function OddNote({ odd, thinned, xName, href, name }: { odd: readonly Odd[]; thinned: boolean; xName: string; href: string | undefined; name: string | undefined }) {
+function NonfiniteNote({ odd, thinned, xName, href, name }: { odd: readonly Odd[]; thinned: boolean; xName: string; href: string | undefined; name: string | undefined }) {
   const [first] = odd;
   if (!first) return null;
   const text = `${thinned ? "at least " : ""}${counted(odd)}, first in ${first.label} at ${xName} ${atText(first.x, xName)}`;

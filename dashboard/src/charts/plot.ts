@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 
 import { color } from "../theme";
-import { align, type Cell, clusters, dashOf, envelope, floorOf, type Odd, oddities, type Series, smooth, weights } from "./series";
+import { align, type Cell, clusters, dashOf, envelope, floorOf, type Odd, nonfinitePoints, type Series, smooth, weights } from "./series";
 import { colorName } from "./swatch";
 
 export interface Marker {
@@ -58,7 +58,7 @@ export function prepare(series: readonly Series[], smoothing: number, log: boole
     return { xs: one.xs, columns };
   });
   const { xs, columns } = align(tables);
-  return { data: [xs, ...columns] as uPlot.AlignedData, lines, bands, odd: oddities(series), hidden };
+  return { data: [xs, ...columns] as uPlot.AlignedData, lines, bands, odd: nonfinitePoints(series), hidden };
 }
 
 export interface Asked {
@@ -145,7 +145,7 @@ function drawMarks(plot: uPlot, { odd, markers }: ReturnType<Asked["marks"]>): v
   ctx.lineWidth = scale;
   const together = clusters(markers.filter(seen), at, NEAR_PX * scale);
   for (const { at: x, marks } of together) drawMarker(ctx, bbox, x, marks, scale, together.length > MANY_MARKS);
-  for (const { at: x, marks } of clusters(odd.filter(seen), at, NEAR_PX * scale)) drawOdd(ctx, bbox, x, marks.length, scale);
+  for (const { at: x, marks } of clusters(odd.filter(seen), at, NEAR_PX * scale)) drawNonfinite(ctx, bbox, x, marks.length, scale);
   ctx.restore();
 }
 
@@ -162,7 +162,7 @@ function drawMarker(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, 
 }
 
 /** A red cross on the axis, with the number of values that it represents. */
-function drawOdd(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, many: number, scale: number): void {
+function drawNonfinite(ctx: CanvasRenderingContext2D, bbox: uPlot.BBox, x: number, many: number, scale: number): void {
   const y = bbox.top + bbox.height - 5 * scale;
   const arm = 4 * scale;
   ctx.strokeStyle = ctx.fillStyle = color("bad");

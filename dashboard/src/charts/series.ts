@@ -114,7 +114,7 @@ export interface Odd {
 }
 
 /** The NaN and Inf points, sorted by x. */
-export function oddities(series: readonly Series[]): Odd[] {
+export function nonfinitePoints(series: readonly Series[]): Odd[] {
   const found = series.flatMap(({ label, xs, ys }) =>
     xs.flatMap((x, place) => (Number.isFinite(ys[place]!) ? [] : [{ x, label, value: ys[place]! }])),
   );
@@ -148,7 +148,7 @@ export function sentence(series: readonly Series[], xName: string): string {
 
 function trend({ label, xs, ys, thinned }: Series, xName: string): string {
   const finite = ys.flatMap((y, place) => (Number.isFinite(y) ? [place] : []));
-  const odd = oddities([{ label, xs, ys }]);
+  const odd = nonfinitePoints([{ label, xs, ys }]);
   // A thinned series has only the ends of each run of NaN or Inf: the count is a lower bound.
   const bad = odd.length ? `, ${thinned ? "at least " : ""}${counted(odd)}` : "";
   if (!finite.length) return ys.length ? `${label} has no finite value${bad}` : "";

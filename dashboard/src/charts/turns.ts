@@ -6,7 +6,7 @@ const channel = new MessageChannel(); // faster than nested timers, which are cl
 channel.port1.onmessage = next;
 
 /** Queue a drawing. The returned function removes it from the queue. */
-export function inTurn(draw: () => void): () => void {
+export function scheduleDraw(draw: () => void): () => void {
   const mine = () => draw();
   waiting.add(mine);
   if (waiting.size === 1) channel.port2.postMessage(null);
@@ -25,8 +25,8 @@ function next(): void {
 }
 
 /** The number of charts to show: first one, then one more per task. */
-export function useOneByOne(many: number): number {
+export function useIncremental(many: number): number {
   const [few, setFew] = useState(1);
-  useEffect(() => (few < many ? inTurn(() => setFew(few + 1)) : undefined), [few, many]);
+  useEffect(() => (few < many ? scheduleDraw(() => setFew(few + 1)) : undefined), [few, many]);
   return few;
 }

@@ -74,10 +74,10 @@ def transformer_lm(args: TransformerLm) -> Graph:
         Layer(name="lm_head", shared_with="wte"),
         layer("scores", "transpose", dim0=1, dim1=2),
     ]
-    return Graph(layers=tuple(_begun(item, args) for item in layers))
+    return Graph(layers=tuple(_initialized(item, args) for item in layers))
 
 
-def _begun(item: Layer, args: TransformerLm) -> Layer:
+def _initialized(item: Layer, args: TransformerLm) -> Layer:
     """The layer with GPT-2's initial values, if ``initializer_range`` is set."""
     std = args.initializer_range
     if std is None or item.type != "Linear":

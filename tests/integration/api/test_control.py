@@ -52,7 +52,7 @@ def refused(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def run(service: Api, job: dict[str, Any]) -> leases.Claim:
-    """Make a job run, as far as the ledger knows."""
+    """Set a job to running in the database."""
     found = [FoundDevice(id="cpu:0", kind="cpu", number=0, name="core")]
     with service.database.write() as tx:
         name = new_id("job")[-12:]
@@ -73,7 +73,7 @@ def saved(service: Api, job: dict[str, Any], step: int, owner: str = "dora") -> 
     return row["id"]
 
 
-def test_a_queued_job_is_paused_and_goes_on(api: httpx2.Client, job: dict[str, Any]):
+def test_a_queued_job_is_paused_and_continues(api: httpx2.Client, job: dict[str, Any]):
     path = f"/jobs/{job['id']}"
     paused = api.post(f"{path}/pause")
     assert (paused.status_code, paused.json()["state"]) == (202, "paused")
@@ -94,7 +94,7 @@ def test_a_queued_job_is_paused_and_goes_on(api: httpx2.Client, job: dict[str, A
     refused(api.post(f"{path}/resume"), 409, "job_ended")
 
 
-def test_nobody_steers_what_belongs_to_somebody_else(
+def test_nobody_steers_what_belongs_to_another_owner(
     each_service: Api, api: httpx2.Client, job: dict[str, Any]
 ):
     command = made(api.post(f"/jobs/{job['id']}/commands", json={"do": "checkpoint"}))
@@ -198,7 +198,7 @@ def test_a_running_inference_cannot_be_paused(
     assert "checkpoint" in found["detail"]
 
 
-def test_an_ended_job_is_tried_again_with_its_own_spec(
+def test_an_ended_job_is_retried_with_its_own_spec(
     api: httpx2.Client, spec: dict[str, Any], job: dict[str, Any]
 ):
     path = f"/jobs/{job['id']}"
@@ -217,7 +217,7 @@ def test_an_ended_job_is_tried_again_with_its_own_spec(
     assert [one["id"] for one in listed] == [again["id"]]
 
 
-def test_a_fork_goes_on_from_a_checkpoint_with_another_spec(
+def test_a_fork_continues_from_a_checkpoint_with_another_spec(
     each_service: Api, api: httpx2.Client, job: dict[str, Any]
 ):
     path = f"/jobs/{job['id']}"
@@ -259,7 +259,7 @@ def test_a_fork_goes_on_from_a_checkpoint_with_another_spec(
         ({"loss": {"args": {"label_smoothing": 0.1}}}, "all"),
     ],
 )
-def test_a_fork_loads_the_whole_run_only_where_it_can_go_on(
+def test_a_fork_loads_the_whole_run_only_where_it_can_continue(
     each_service: Api, api: httpx2.Client, job: dict[str, Any], patch: dict[str, Any], load: str
 ):
     saved(each_service, job, 2)

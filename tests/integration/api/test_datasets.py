@@ -199,7 +199,7 @@ def test_a_file_that_a_lost_worker_left_unread_is_read_by_another(service: Api):
     until(lambda: not (service.settings.artifacts / "uploads" / made).exists())
 
 
-def test_a_file_at_which_every_worker_dies_is_not_tried_for_ever(service: Api):
+def test_a_file_at_which_every_worker_dies_is_not_retried_forever(service: Api):
     made = left_unread(service)
     with service.database.write() as tx:
         row = datasets.get(tx, made, None)
@@ -210,7 +210,9 @@ def test_a_file_at_which_every_worker_dies_is_not_tried_for_ever(service: Api):
     assert f"{MAX_TRIES} times" in told["problem"]["detail"]
 
 
-def test_a_database_that_is_away_when_the_file_was_read_costs_nothing(mortal_postgres: Postgres):
+def test_a_database_that_is_unavailable_when_the_file_was_read_costs_nothing(
+    mortal_postgres: Postgres,
+):
     """It is killed after the file was read and before that is stored, and comes back later."""
     with running_api(mortal_postgres.url) as api:
         table = b"a\n" + b"1\n" * 300_000

@@ -1,4 +1,4 @@
-"""Failpoints of the API: whoever asks again with the same key has made one thing, not two or none.
+"""Failpoints of the API: a retry with the same key creates one resource, not two or none.
 
 ``FAILPOINTS_DATABASE`` says on which database: ``sqlite`` or ``postgresql``.
 """

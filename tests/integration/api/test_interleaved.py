@@ -18,7 +18,7 @@ from models.jobs import jobs, pausing
 from models.observations import events
 from models.settings import Settings
 from models.tables import Job, now
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.interleaving import meetings
 
 

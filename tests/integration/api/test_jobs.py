@@ -12,7 +12,7 @@ from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.jobs import checkpoints
 from models.tables import now
-from tests.integration.store.making import purge_deleted
+from tests.integration.store.factories import purge_deleted
 from tests.running import Api, digits, small_job
 
 
@@ -209,7 +209,7 @@ def test_a_wait_ends_when_the_job_changes(
     assert ended.json()["state"] == "cancelled"
 
 
-def test_nobody_finds_what_belongs_to_somebody_else(
+def test_nobody_finds_what_belongs_to_another_owner(
     each_service: Api, api: httpx2.Client, cleo: tuple[str, str], spec: dict[str, Any]
 ):
     job = made(api, spec)
@@ -318,7 +318,7 @@ def test_a_device_that_nobody_has_is_refused(
             workers.forget(tx, "host-a")
 
 
-def test_columns_of_very_different_scale_are_warned_of_unless_something_normalises_them(
+def test_columns_of_very_different_scale_are_warned_of_unless_something_normalizes_them(
     api: httpx2.Client,
 ):
     rows = "".join(f"{i % 9},{4000 + i},{i % 2}\n" for i in range(40))
@@ -351,5 +351,5 @@ def test_columns_of_very_different_scale_are_warned_of_unless_something_normalis
     (detail,) = told(spec)
     assert "'mass' has values of about 4.02e+03, and 'depth'" in detail
     assert "uneven_scale" in [one["code"] for one in made(api, spec)["warnings"]]
-    normalised = {"normalize": {"x": {"type": "standard"}}}
-    assert told(spec | {"data": spec["data"] | normalised}) == []
+    normalized = {"normalize": {"x": {"type": "standard"}}}
+    assert told(spec | {"data": spec["data"] | normalized}) == []

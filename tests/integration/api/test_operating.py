@@ -57,7 +57,7 @@ def checks_until(client: httpx2.Client, holds: Callable[[dict[str, Any]], bool])
     return until(look)
 
 
-def test_a_worker_that_lives_but_is_deaf_or_does_not_sweep_is_told_of(own: Api):
+def test_a_worker_that_lives_but_is_unresponsive_or_does_not_sweep_is_reported(own: Api):
     make_worker(own)
     with own.client() as client:
         found = checks_until(client, lambda told: told["checks"]["workers"] == "ok")
@@ -72,7 +72,7 @@ def test_a_worker_that_lives_but_is_deaf_or_does_not_sweep_is_told_of(own: Api):
         found = checks_until(client, lambda told: told["checks"]["sweepers"] != "ok")
         assert found["status"] == "degraded"
         with own.database.write() as tx:
-            heartbeats.heard(tx, "w1")
+            heartbeats.received_canary(tx, "w1")
             heartbeats.swept(tx, "w1")
         found = checks_until(client, lambda told: told["checks"]["sweepers"] == "ok")
         assert found["checks"]["workers"] == "ok"

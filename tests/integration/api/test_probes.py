@@ -181,7 +181,7 @@ def test_null_turns_governing_off_and_stays_so(api: httpx2.Client, job: str):
     assert changed.json()["max_overhead"] is None
 
 
-def test_a_change_of_what_somebody_else_has_changed_is_refused(api: httpx2.Client, job: str):
+def test_a_change_of_what_another_owner_has_changed_is_refused(api: httpx2.Client, job: str):
     path = attached(api, job)["links"]["self"]
     seen = api.get(path).headers["etag"]
     first = api.patch(path, json={"every": 3}, headers={"If-Match": seen})
@@ -209,7 +209,7 @@ def test_an_evaluation_is_watched_only_where_there_is_one(
     assert answer.json()["errors"][0]["pointer"] == "/kinds/1"
 
 
-def test_a_job_of_somebody_else_is_not_watched(each_service: Api, api: httpx2.Client, job: str):
+def test_a_job_of_another_owner_is_not_watched(each_service: Api, api: httpx2.Client, job: str):
     probe = api.get(f"{job}/probes").json()["data"][0]
     path = probe["links"]["self"]
     with each_service.client(each_service.key("eve")) as eve:

@@ -45,7 +45,7 @@ def test_the_api_never_imports_torch():
 
 @pytest.mark.parametrize("warm", ["true", "false"])
 def test_the_planner_starts_with_the_api_or_with_the_first_question_and_ends_with_it(warm: str):
-    """And an API that does nothing is small, and a signal ends it in good order."""
+    """An idle API uses little memory, and a signal shuts it down gracefully."""
     with running_api(warm_planner=warm) as api, api.client() as client:
         process = psutil.Process(api.process.pid)
 

@@ -52,7 +52,7 @@ def problem(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     "field", ["seed", "data.batch_size", "stop.steps", "optimizer.args.lr", "data.fields.label.dim"]
 )
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_not_finite_is_refused_by_name(
+def test_a_number_that_is_nan_or_inf_is_refused_by_name(
     ada: httpx2.Client, dataset: str, field: str, value: str
 ):
     spec = small_job(dataset)

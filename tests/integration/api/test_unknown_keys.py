@@ -77,7 +77,7 @@ def test_unknown_keys_of_one_address_are_looked_up_some_times_and_no_more(
     assert told(ring, keys.make_secret(), "10.0.0.1") == "key_invalid"
 
 
-def test_a_client_with_wrong_keys_is_told_to_wait_and_another_is_answered(service: Api):
+def test_a_client_with_wrong_keys_has_to_wait_and_another_is_answered(service: Api):
     with httpx2.Client(base_url=service.url, timeout=120) as client:
 
         def ask(secret: str) -> httpx2.Response:

@@ -106,7 +106,7 @@ def test_a_url_that_can_be_seen_to_be_no_public_place_is_refused(ada: httpx2.Cli
         ({"events": ["job.failed", "job.exploded"]}, "/events/1"),
         ({"events": "job.failed"}, "/events"),
         ({"labels": {"a": 1}}, "/labels/a"),
-        ({"colour": "red"}, "/colour"),
+        ({"color": "red"}, "/color"),
         ({"url": None}, "/url"),
     ],
 )

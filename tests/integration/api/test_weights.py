@@ -237,7 +237,7 @@ BAD_WEIGHTS: dict[str, tuple[Change, str, str]] = {
     "an argument that there is not": (
         lambda: file_of(network=with_layer(type="Linear", args={**LINEAR, "size": 3})),
         "/network/layers/1/args/size", "unknown_argument"),
-    "a size that is left out": (
+    "a missing size": (
         lambda: file_of(network=with_layer(type="Linear", args={"out_features": 10})),
         "/network/layers/1/args/in_features", "missing"),
     "a size below zero": (

@@ -11,7 +11,7 @@ from models.database import Database
 from models.fleet import workers
 from models.tables import Job
 from tests.integration.fleet.test_interleaving import station_of
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from tests.waiting import until
 from worker.context import idle_s
 from worker.wakeups.sweep import Sweep

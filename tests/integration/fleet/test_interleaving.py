@@ -17,7 +17,7 @@ from models.jobs import jobs
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Device
-from tests.integration.store.making import make_worker
+from tests.integration.store.factories import make_worker
 from tests.interleaving import meeting, meetings
 from worker.context import WorkerContext
 from worker.dispatch import dispatch
@@ -56,7 +56,7 @@ def test_quotas_of_one_owner_are_set_twice_at_once(postgres_url: str):
     opened.close()
 
 
-def test_a_deadlock_is_told_as_what_it_is(postgresql: Database, postgres_url: str):
+def test_a_deadlock_is_reported_as_what_it_is(postgresql: Database, postgres_url: str):
     make_worker(postgresql, "a")
     make_worker(postgresql, "b")
 

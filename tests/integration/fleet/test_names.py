@@ -11,76 +11,78 @@ from models.database import Database
 from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.tables import Device, Worker
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from tests.integration.worker.conftest import open_broker
-from tests.integration.worker.shop import Shop, endless
+from tests.integration.worker.harness import Harness, endless
 from tests.waiting import until
 
 LEASE_MS = 30_000
 
 
 @pytest.fixture
-def shop(postgres_url: str, tmp_path: Path) -> Generator[Shop]:
+def harness(postgres_url: str, tmp_path: Path) -> Generator[Harness]:
     for broker in open_broker():
-        opened = Shop(postgres_url, broker.url, tmp_path)
+        opened = Harness(postgres_url, broker.url, tmp_path)
         opened.variables["LEASE_S"] = "4"
         yield opened
         opened.close()
 
 
-def start_other(shop: Shop, log_name: str) -> subprocess.Popen[bytes]:
+def start_other(harness: Harness, log_name: str) -> subprocess.Popen[bytes]:
     """Another worker named ``w1``, as on another host: it shares no work directory."""
-    work = str(shop.home / f"work-{log_name}")
-    first = shop.workers.pop("w1")
-    other = shop.start_worker("w1", wait=False, WORK_DIR=work)
-    shop.workers |= {"w1": first, log_name: other}
-    (shop.home / f"{log_name}.log").touch()
+    work = str(harness.home / f"work-{log_name}")
+    first = harness.workers.pop("w1")
+    other = harness.start_worker("w1", wait=False, WORK_DIR=work)
+    harness.workers |= {"w1": first, log_name: other}
+    (harness.home / f"{log_name}.log").touch()
     return other
 
 
-def state_of(shop: Shop, name: str) -> str | None:
-    with shop.database.read() as tx:
+def state_of(harness: Harness, name: str) -> str | None:
+    with harness.database.read() as tx:
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=4000)}
     return states.get(name)
 
 
-def row_of(shop: Shop) -> Worker:
-    with shop.database.read() as tx:
+def row_of(harness: Harness) -> Worker:
+    with harness.database.read() as tx:
         return tx.get_one(Worker, "w1")
 
 
 @pytest.mark.slow
-def test_a_second_worker_of_a_name_does_not_start_and_takes_nothing(shop: Shop):
-    shop.start_worker("w1")
-    job = shop.submit(endless(shop.dataset()))
-    shop.wait_step(job)
-    other = start_other(shop, "other")
+def test_a_second_worker_of_a_name_does_not_start_and_takes_nothing(harness: Harness):
+    harness.start_worker("w1")
+    job = harness.submit(endless(harness.dataset()))
+    harness.wait_step(job)
+    other = start_other(harness, "other")
     assert other.wait(60) == 1
-    assert "already runs on the host" in shop.log("w1")
-    assert "--name or GLASSHOUSE_WORKER_NAME" in shop.log("w1")
-    shop.wait_more(job)
-    assert shop.job(job).attempt == 1
-    assert state_of(shop, "w1") == "active"
+    assert "already runs on the host" in harness.log("w1")
+    assert "--name or GLASSHOUSE_WORKER_NAME" in harness.log("w1")
+    harness.wait_more(job)
+    assert harness.job(job).attempt == 1
+    assert state_of(harness, "w1") == "active"
 
 
 @pytest.mark.slow
-def test_a_worker_whose_name_was_taken_while_it_slept_ends(shop: Shop):
-    first = shop.start_worker("w1")
-    job = shop.submit(endless(shop.dataset()))
-    shop.wait_step(job)
+def test_a_worker_whose_name_was_taken_while_it_slept_ends(harness: Harness):
+    first = harness.start_worker("w1")
+    job = harness.submit(endless(harness.dataset()))
+    harness.wait_step(job)
     first.send_signal(signal.SIGSTOP)
     try:
-        heard_ms = row_of(shop).beat_ms
-        other = start_other(shop, "other")
-        until(lambda: len(shop.logged("w1", "worker_ready")) == 2, 120)
-        assert row_of(shop).started_at.timestamp() * 1000 >= heard_ms + 4000, "not within a lease"
-        shop.wait_step(job)
+        heard_ms = row_of(harness).beat_ms
+        other = start_other(harness, "other")
+        until(lambda: len(harness.logged("w1", "worker_ready")) == 2, 120)
+        assert row_of(harness).started_at.timestamp() * 1000 >= heard_ms + 4000, (
+            "not within a lease"
+        )
+        harness.wait_step(job)
     finally:
         first.send_signal(signal.SIGCONT)
     assert first.wait(60) == 0
     assert other.poll() is None
-    assert state_of(shop, "w1") == "active"
-    shop.wait_runs_again(job, attempt=shop.job(job).attempt)
+    assert state_of(harness, "w1") == "active"
+    harness.wait_runs_again(job, attempt=harness.job(job).attempt)
 
 
 def test_a_name_is_free_when_its_worker_was_stopped_is_silent_or_is_known_to_have_ended(
@@ -90,14 +92,14 @@ def test_a_name_is_free_when_its_worker_was_stopped_is_silent_or_is_known_to_hav
     with database.write() as tx:
         tx.get_one(Worker, "w1").instance = "one"
     with database.write() as tx:
-        found = workers.rival(tx, "w1", known=("two", ""), lease_ms=LEASE_MS)
+        found = workers.other_process(tx, "w1", known=("two", ""), lease_ms=LEASE_MS)
         assert found is not None
         assert (found.host, found.pid) == ("w1", 1)
-        assert workers.rival(tx, "w1", known=("two", "one"), lease_ms=LEASE_MS) is None
-        assert workers.rival(tx, "w1", known=("two", ""), lease_ms=0) is None
-        assert workers.rival(tx, "w2", known=("two", ""), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", "one"), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", ""), lease_ms=0) is None
+        assert workers.other_process(tx, "w2", known=("two", ""), lease_ms=LEASE_MS) is None
         workers.retire(tx, "w1", instance="one")
-        assert workers.rival(tx, "w1", known=("two", ""), lease_ms=LEASE_MS) is None
+        assert workers.other_process(tx, "w1", known=("two", ""), lease_ms=LEASE_MS) is None
 
 
 def test_a_process_that_lost_its_name_changes_nothing_of_the_worker(database: Database):

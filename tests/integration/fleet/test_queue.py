@@ -12,7 +12,7 @@ from models.fleet.workers import FoundDevice
 from models.jobs import jobs
 from models.settings import Settings
 from models.tables import Job, core
-from tests.integration.store.making import make_worker
+from tests.integration.store.factories import make_worker
 from worker.dispatch import dispatch
 
 NUM_BEFORE = 1_000

@@ -8,13 +8,13 @@ import pytest
 from models.database import Database
 from models.settings import Settings
 from tests.integration.fleet.test_interleaving import station_of
-from tests.integration.store.making import make_job, make_worker
+from tests.integration.store.factories import make_job, make_worker
 from tests.waiting import until
 from worker import dispatch
 from worker.wakeups.sweep import Sweep
 
 
-def test_a_job_of_which_no_worker_was_told_is_begun_by_the_first_sweep(
+def test_a_job_of_which_no_worker_was_notified_is_begun_by_the_first_sweep(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_worker(database)

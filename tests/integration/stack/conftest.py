@@ -24,7 +24,7 @@ UP_S = 180.0
 
 
 @dataclass
-class House:
+class RunningStack:
     """A service that ``glasshouse up`` runs in the foreground."""
 
     home: Path
@@ -66,7 +66,7 @@ def environ(home: Path) -> dict[str, str]:
     return {**kept, "GLASSHOUSE_HOME": str(home)}
 
 
-def up(home: Path) -> House:
+def up(home: Path) -> RunningStack:
     """Start a service and wait for its banner."""
     home.mkdir(exist_ok=True, mode=0o700)
     with (home / "up.log").open("w") as log:
@@ -78,22 +78,22 @@ def up(home: Path) -> House:
             stderr=log,
             text=True,
         )
-    house = House(home, process)
-    until(lambda: "/docs" in house.log() or process.poll() is not None)
-    assert process.poll() is None, house.log()
-    return house
+    running = RunningStack(home, process)
+    until(lambda: "/docs" in running.log() or process.poll() is not None)
+    assert process.poll() is None, running.log()
+    return running
 
 
-def end(house: House) -> None:
+def end(running: RunningStack) -> None:
     """Stop a service, whatever its state is."""
-    if house.process.poll() is None:
-        house.process.send_signal(signal.SIGTERM)
+    if running.process.poll() is None:
+        running.process.send_signal(signal.SIGTERM)
         try:
-            house.process.wait(60)
+            running.process.wait(60)
         except subprocess.TimeoutExpired:
-            house.process.kill()
-            house.process.wait()
-    command(house.home, "down")
+            running.process.kill()
+            running.process.wait()
+    command(running.home, "down")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def home() -> Generator[Path]:
 
 
 @pytest.fixture(scope="module")
-def house(home: Path) -> Generator[House]:
+def running(home: Path) -> Generator[RunningStack]:
     """One service for the tests that do not change it."""
     started = up(home)
     yield started

@@ -23,7 +23,7 @@ from models.migrate import migrate
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.running import Api, connected, database_of, digits, running_api, small_job
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_backup_is_refused_before_anything_is_restored(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_backup_that_was_broken_off_is_none(kept: tuple[Settings, Path], tmp_path: Path):
+def test_a_backup_that_was_interrupted_is_none(kept: tuple[Settings, Path], tmp_path: Path):
     _, where = kept
     (where / "manifest.json").unlink()
     with pytest.raises(BackupError, match="no backup"):

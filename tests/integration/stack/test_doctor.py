@@ -63,7 +63,7 @@ def test_a_setting_that_cannot_be_read_is_named(home: Path):
     assert "GLASSHOUSE_LEASE_S" in found["settings"]["fix"]
 
 
-def test_null_in_a_setting_means_for_ever(home: Path):
+def test_null_in_a_setting_means_forever(home: Path):
     assert "settings" not in findings(home, KEEP_KEYS_DAYS="null", KEEP_EVENTS_DAYS="7")
 
 
@@ -73,7 +73,7 @@ def test_too_little_space_says_what_can_go(home: Path):
     assert "glasshouse purge --dry-run" in found["fix"]
 
 
-def test_a_database_of_another_version_is_told_of(home: Path):
+def test_a_database_of_another_version_is_reported(home: Path):
     with closing(sqlite3.connect(home / "glasshouse.db")) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
         connection.commit()
@@ -83,7 +83,7 @@ def test_a_database_of_another_version_is_told_of(home: Path):
     assert "glasshouse migrate" in found["fix"]
 
 
-def test_a_damaged_database_is_told_of(home: Path):
+def test_a_damaged_database_is_reported(home: Path):
     path = home / "glasshouse.db"
     with closing(sqlite3.connect(path)) as connection:
         (root,) = connection.execute(
@@ -98,7 +98,7 @@ def test_a_damaged_database_is_told_of(home: Path):
     assert found.get("integrity", found.get("database"))["state"] == "fail"
 
 
-def test_a_deaf_worker_and_a_webhook_that_is_off_are_told_of(home: Path):
+def test_an_unresponsive_worker_and_a_webhook_that_is_off_are_reported(home: Path):
     database = Database(Settings(home=home).database)
     with database.write() as tx:
         tx.execute(update(Worker).values(canary_ms=Worker.canary_ms - 100_000))
@@ -111,7 +111,7 @@ def test_a_deaf_worker_and_a_webhook_that_is_off_are_told_of(home: Path):
     assert found["webhooks"]["state"] == "warn"
 
 
-def test_every_check_of_readiness_can_be_mended():
+def test_every_check_of_readiness_can_be_fixed():
     from api.app_state import make_resources
     from api.routes.readiness import Readiness
 

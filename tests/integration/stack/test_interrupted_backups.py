@@ -28,7 +28,7 @@ from models.startup import UNFINISHED
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Dataset
 from tests.integration.stack.test_backup import tools_of
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 from tests.running import Postgres, connected, database_of
 from tests.waiting import until
 

@@ -10,32 +10,32 @@ import redis
 
 from glasshouse import processes
 from glasshouse.cli.processes import ROOT
-from tests.integration.stack.conftest import House, command
+from tests.integration.stack.conftest import RunningStack, command
 from tests.waiting import until
 
 SPEC = ROOT / "examples" / "digits.json"
 
 
-def test_the_runtime_file_is_complete_and_private(house: House):
-    runtime = house.runtime
+def test_the_runtime_file_is_complete_and_private(running: RunningStack):
+    runtime = running.runtime
     assert set(runtime) == {"url", "api_key", "pid", "version"}
-    assert runtime["pid"] == house.process.pid
+    assert runtime["pid"] == running.process.pid
     for name in ("runtime.json", "glasshouse.db", "run/stack.json", "run/valkey.conf"):
-        assert stat.S_IMODE((house.home / name).stat().st_mode) == 0o600, name
+        assert stat.S_IMODE((running.home / name).stat().st_mode) == 0o600, name
     for name in (".", "run", "valkey", "artifacts", "work", "logs"):
-        assert stat.S_IMODE((house.home / name).stat().st_mode) == 0o700, name
+        assert stat.S_IMODE((running.home / name).stat().st_mode) == 0o700, name
 
 
-def test_the_key_is_printed_nowhere(house: House):
-    key = house.runtime["api_key"]
-    assert key not in house.log()
-    assert key not in command(house.home, "status", "--json").stdout
-    for log in (house.home / "logs").iterdir():
+def test_the_key_is_printed_nowhere(running: RunningStack):
+    key = running.runtime["api_key"]
+    assert key not in running.log()
+    assert key not in command(running.home, "status", "--json").stdout
+    for log in (running.home / "logs").iterdir():
         assert key not in log.read_text(errors="replace"), log
 
 
-def test_the_broker_is_private_and_forgets_nothing(house: House):
-    socket = house.home / "run" / "valkey.sock"
+def test_the_broker_is_private_and_forgets_nothing(running: RunningStack):
+    socket = running.home / "run" / "valkey.sock"
     assert stat.S_IMODE(socket.stat().st_mode) == 0o700
     with redis.Redis(unix_socket_path=str(socket), decode_responses=True) as broker:
         found = {
@@ -46,62 +46,62 @@ def test_the_broker_is_private_and_forgets_nothing(house: House):
         "port": "0",
         "appendonly": "yes",
         "maxmemory-policy": "noeviction",
-        "dir": str(house.home / "valkey"),
+        "dir": str(running.home / "valkey"),
     }
 
 
-def test_a_second_up_says_where_the_first_runs(house: House):
+def test_a_second_up_says_where_the_first_runs(running: RunningStack):
     for more in ([], ["--detach"]):
-        second = command(house.home, "up", "--port", "0", *more)
+        second = command(running.home, "up", "--port", "0", *more)
         assert second.returncode == 1
-        assert f"already running at {house.runtime['url']}" in second.stderr
-    assert house.process.poll() is None
+        assert f"already running at {running.runtime['url']}" in second.stderr
+    assert running.process.poll() is None
 
 
-def test_status_and_doctor_find_it_well(house: House):
-    status = json.loads(command(house.home, "status", "--json").stdout)
+def test_status_and_doctor_find_it_well(running: RunningStack):
+    status = json.loads(command(running.home, "status", "--json").stdout)
     assert status["status"] == "ok"
     assert [worker["state"] for worker in status["workers"]] == ["active"]
-    doctor = command(house.home, "doctor", "--json")
+    doctor = command(running.home, "doctor", "--json")
     checks = {check["name"]: check["state"] for check in json.loads(doctor.stdout)}
     assert checks["service"] == checks["home"] == "ok"
 
 
-def test_a_job_is_submitted_watched_and_looked_into(house: House, tmp_path: Path):
+def test_a_job_is_submitted_watched_and_inspected(running: RunningStack, tmp_path: Path):
     changes = ["-s", "stop.epochs=2", "-s", 'probes.0.want=["stats","full"]']
-    done = command(house.home, "submit", str(SPEC), *changes, "--watch")
+    done = command(running.home, "submit", str(SPEC), *changes, "--watch")
     assert done.returncode == 0, done.stderr
     assert "validation/accuracy" in done.stdout
-    job = json.loads(command(house.home, "jobs", "--json").stdout)[0]["id"]
+    job = json.loads(command(running.home, "jobs", "--json").stdout)[0]["id"]
     file = tmp_path / "conv1.npy"
     shown = command(
-        house.home, "layers", job, "conv1", "--step", "10", "--save", str(file), "--json"
+        running.home, "layers", job, "conv1", "--step", "10", "--save", str(file), "--json"
     )
     assert json.loads(shown.stdout)["shape"] == [32, 16, 8, 8]
-    dataset = json.loads(command(house.home, "datasets", "list", "--json").stdout)[0]["id"]
+    dataset = json.loads(command(running.home, "datasets", "list", "--json").stdout)[0]["id"]
     rows = ["--data", dataset, "--split", "test", "--outputs", "conv1,fc", "--json"]
-    inferred = json.loads(command(house.home, "infer", job, *rows).stdout)
+    inferred = json.loads(command(running.home, "infer", job, *rows).stdout)
     assert inferred["outputs"]["fc/value"]["shape"] == [250, 10]
     assert inferred["outputs"]["conv1/value"]["shape"] == [250, 16, 8, 8]
 
 
-def test_each_child_that_dies_starts_again(house: House):
-    before = house.children
+def test_each_child_that_dies_starts_again(running: RunningStack):
+    before = running.children
     for child in before.values():
         os.kill(child.pid, signal.SIGKILL)
 
     def all_are_new() -> bool:
-        now = house.children
+        now = running.children
         return all(
             now[name].pid != child.pid and processes.alive(now[name])
             for name, child in before.items()
         )
 
     until(all_are_new)
-    until(lambda: command(house.home, "status").returncode == 0)
-    until(lambda: _is_well(house))
+    until(lambda: command(running.home, "status").returncode == 0)
+    until(lambda: _is_well(running))
 
 
-def _is_well(house: House) -> bool:
-    status = command(house.home, "status", "--json")
+def _is_well(running: RunningStack) -> bool:
+    status = command(running.home, "status", "--json")
     return status.returncode == 0 and json.loads(status.stdout)["status"] == "ok"

@@ -139,9 +139,9 @@ def assert_holds(old: Any, new: Any, where: str) -> None:
 def test_jobs_of_the_previous_release_that_ran_or_waited_are_run_to_their_ends(home: Path):
     """By the one command of a single host, which migrates by itself."""
     left_by_previous(home, "")
-    house = up(home)
+    running = up(home)
     try:
-        with house.client() as client:
+        with running.client() as client:
             for name in ("running", "waiting"):
                 job = client.jobs.get(SAID[name])
                 assert job.wait(120).state == "succeeded"
@@ -152,7 +152,7 @@ def test_jobs_of_the_previous_release_that_ran_or_waited_are_run_to_their_ends(h
             losses = ran.metrics("loss")
             assert list(losses.steps) == list(range(6000))
     finally:
-        end(house)
+        end(running)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -16,7 +16,7 @@ from models.observations import events, metrics, stats
 from models.state import ENDED, LIVE, MOVES, STATES
 from tests.waiting import until
 
-from .making import LEASE_MS, losses, make_job, make_worker, running, ship, start
+from .factories import LEASE_MS, losses, make_job, make_worker, running, ship, start
 
 
 def log(database: Database, job_id: str) -> list[dict[str, object]]:
@@ -62,7 +62,7 @@ def test_a_job_runs_to_its_end_with_a_dense_log_and_one_terminal_event(database:
     assert free_devices(database) == ["cpu:0", "cpu:1"]
 
 
-def test_one_bell_of_many_claims_the_attempt(database: Database):
+def test_one_wakeup_of_many_claims_the_attempt(database: Database):
     make_worker(database)
     job = make_job(database)
     start_claims = []

@@ -10,7 +10,7 @@ from models.migrate import config, migrate
 from models.observations import captures
 from models.tables import Capture, core
 
-from .making import make_job, make_worker, running, ship
+from .factories import make_job, make_worker, running, ship
 
 NEW = ("form", "slice", "captured_from", "tensor")
 

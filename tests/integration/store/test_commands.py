@@ -1,4 +1,4 @@
-"""Commands in the ledger: asked, taken up, given again to a later attempt."""
+"""Commands in the database: requested, applied, delivered again to a later attempt."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from models.jobs import attempts, commands, jobs, leases, shipments
 from models.jobs.commands import CommandChange
 from models.tables import Command, Job
 
-from .making import LEASE_MS, make_job, make_worker, running
+from .factories import LEASE_MS, make_job, make_worker, running
 
 
 def ask(database: Database, job: Job, **body: Any) -> Command:
@@ -56,7 +56,7 @@ def test_what_a_rank_did_is_stored_with_its_events_or_not_at_all(database: Datab
     assert (found.state, found.step, found.old) == ("applied", 7, {"optimizer.lr": 0.1})
 
 
-def test_a_later_attempt_is_told_what_held_from_its_first_step_on(database: Database):
+def test_a_later_attempt_gets_what_held_from_its_first_step_on(database: Database):
     make_worker(database)
     job = make_job(database)
     running(database, job)
@@ -102,7 +102,7 @@ def test_what_a_job_did_not_come_to_take_up_is_rejected_at_its_end(database: Dat
     applied(database, job, done, 4)
     with database.write() as tx:
         assert attempts.give_up(tx, claim, exit_kind="lease_lost", reason="t")
-    assert read(database, job, waits).state == "pending"  # the job goes on
+    assert read(database, job, waits).state == "pending"  # the job continues
     again = running(database, job)
     with database.write() as tx:
         assert attempts.finish(tx, again, "succeeded", exit_kind="succeeded")

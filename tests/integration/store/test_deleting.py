@@ -27,7 +27,7 @@ from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, Mark, Metric, Table, core
 from worker.cleanup.purging import Purging
 
-from .making import losses, make_job, make_worker, purge_deleted, running, saved, ship
+from .factories import losses, make_job, make_worker, purge_deleted, running, saved, ship
 
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 
@@ -113,7 +113,7 @@ def test_nobody_sees_a_deleted_job(database: Database, tmp_path: Path):
         for look in (
             lambda: jobs.get(tx, gone.id, None),
             lambda: jobs.whole(tx, gone.id, None),
-            lambda: jobs.standing(tx, gone.id, None),
+            lambda: jobs.progress(tx, gone.id, None),
             lambda: events.read(tx, gone.id, 0),
         ):
             with pytest.raises(JobNotFound):
@@ -174,7 +174,7 @@ def test_a_job_whose_checkpoint_is_in_use_is_not_deleted(database: Database):
         assert len(checkpoints.of_job(tx, job.id)) == 1
 
 
-def test_a_purge_that_is_ended_goes_on_the_next_time(database: Database, tmp_path: Path):
+def test_a_purge_that_is_ended_continues_the_next_time(database: Database, tmp_path: Path):
     make_worker(database, cores=8)
     job = make_full(database, 50)
     delete(database, job)

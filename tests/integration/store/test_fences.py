@@ -22,7 +22,7 @@ from models.observations.stats_folding import FoldedChunk
 from models.observations.unfolded_stats import StatsOwner
 from models.tables import Table
 
-from .making import LEASE_MS, losses, make_job, make_worker, running, saved, ship
+from .factories import LEASE_MS, losses, make_job, make_worker, running, saved, ship
 
 READERS = {"holds", "still_expired", "num_shipments", "start_of", "spent_s"}
 """They take a claim and only look."""

@@ -22,7 +22,7 @@ from models.settings import Settings
 from models.storage import retention
 from models.tables import Idempotency, JobLabel, Metric, MetricSpan, core, now
 
-from .making import make_job
+from .factories import make_job
 from .test_deleting import statements
 
 
@@ -145,7 +145,9 @@ def test_a_step_of_several_attempts_is_never_divided(database: Database):
     step: int | None = 0
     while step is not None:
         with database.read() as tx:
-            page = metrics.page(tx, job, ["loss"], from_step=step, asked="all", max_values=4)
+            page = metrics.page(
+                tx, job, ["loss"], from_step=step, attempt_filter="all", max_values=4
+            )
         seen += [(point.step, point.attempt) for point in page.series["loss"]]
         step = page.next_step
     assert seen == [(step, attempt) for step in range(6) for attempt in (1, 2, 3)]

@@ -1,11 +1,11 @@
-"""Histories of jobs that hypothesis invents, against rules that were written down a second time.
+"""Random histories of jobs, checked against rules that are implemented a second time.
 
-A machine does to the store whatever may be done to it, in any order: supervisors that were given
-up for dead go on writing, leases run out, bells ring twice. The oracle beside it knows no SQL: it
-is the promise in plain words, and after each step the database must say the same. Leases run out
-by being dated back, not by waiting.
+A hypothesis state machine runs every operation of the store in any order: supervisors keep writing
+after their lease expired, leases expire, wake-ups arrive twice. The model beside it uses no SQL. It
+states the expected rows, and after each step the database must match it. A lease expires because
+the test sets its time back, not by waiting.
 
-``HISTORIES=1000`` makes so many more of them, and longer ones.
+``HISTORIES=1000`` generates more and longer histories.
 """
 
 import os
@@ -35,7 +35,7 @@ from models.jobs.leases import Claim
 from models.observations import events, metrics
 from models.tables import Attempt, Device, Job
 
-from .making import losses, make_job, make_worker
+from .factories import losses, make_job, make_worker
 
 LEASE_MS = 3_600_000
 """So long that none runs out by itself while the test is slow."""
@@ -258,7 +258,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def fall_silent(self) -> None:
-        """Every supervisor is given up for dead, and goes on as a ghost beside its successor."""
+        """Every lease expires, and the old supervisors keep writing beside their successors."""
         self.pass_time(2 * LEASE_MS)
         self._sweep()
         for number in range(min(NUM_CORES, self._num_open())):
@@ -404,7 +404,7 @@ class Histories(RuleBasedStateMachine):
         assert [entry["type"] for entry in log if entry["type"] == "state"] == states
         points = metrics.query(tx, job_id, "loss")
         assert [point.step for point in points] == told.shown
-        whole = metrics.query(tx, job_id, "loss", asked="all")
+        whole = metrics.query(tx, job_id, "loss", attempt_filter="all")
         assert len(whole) == len([entry for entry in told.log if isinstance(entry, int)])
 
     def _attempts_are_as_told(self, tx: Any, job: Job, told: Told) -> None:
@@ -435,7 +435,7 @@ class Histories(RuleBasedStateMachine):
         return sum(not told.has_ended for told in self.told.values())
 
     def _job(self, number: int) -> tuple[str, Told | None]:
-        """A job: those that go on come first, then those that have ended and those forgotten."""
+        """A job: active ones first, then ended ones, then deleted ones."""
         ranked = sorted(self.made, key=lambda name: name not in self.told)
         ranked.sort(key=lambda name: name not in self.told or self.told[name].has_ended)
         name = ranked[number] if number < len(ranked) else "job_unheard_of"

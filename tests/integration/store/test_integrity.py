@@ -11,7 +11,7 @@ from models.migrate import migrate
 from models.storage import integrity
 from models.storage.integrity import EVERY_MS, check_if_due, found_last
 from models.tables import Mark
-from tests.integration.store.making import make_job
+from tests.integration.store.factories import make_job
 
 
 def test_one_look_a_day_is_enough_and_postgresql_looks_after_itself(database: Database):

@@ -24,7 +24,7 @@ from models.storage import pending_deletions, retention
 from models.tables import Checkpoint, Event, Job, Key, Probe, Webhook, now
 from tests.interleaving import meetings
 
-from .making import losses, make_job, make_worker, running, saved, ship
+from .factories import losses, make_job, make_worker, running, saved, ship
 
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 
@@ -92,7 +92,7 @@ def test_a_session_that_is_opened_while_its_key_is_revoked_opens_nothing(databas
         if session is None:
             continue
         with database.read() as tx, pytest.raises(KeyInvalid):
-            keys.behind(tx, keys.check(tx, session, kind="session"))
+            keys.api_key_of(tx, keys.check(tx, session, kind="session"))
         with database.read() as tx:
             row = tx.scalars(
                 select(Key).where(Key.kind == "session", Key.parent == meeting.state[0])

@@ -14,7 +14,7 @@ from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.tables import Checkpoint, Job, JobSpec
 
-from .making import make_job, make_worker, next_attempt, running, saved, ship
+from .factories import make_job, make_worker, next_attempt, running, saved, ship
 
 
 class Saver:

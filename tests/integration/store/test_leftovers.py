@@ -13,7 +13,7 @@ from models.jobs.shipments import Batch
 from models.storage.artifacts import LocalArtifacts
 from worker.cleanup.leftovers import OLD_S, Leftovers, remove_unnamed
 
-from .making import make_job, make_worker, next_attempt, running, saved, ship
+from .factories import make_job, make_worker, next_attempt, running, saved, ship
 
 
 def file(store: LocalArtifacts, key: str, age_s: float) -> Path:

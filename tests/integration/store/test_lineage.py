@@ -17,7 +17,7 @@ from models.observations.lineage import Superseded
 from models.tables import Event, Job, now
 from worker.attempt.records import summarize
 
-from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
+from .factories import losses, make_job, make_worker, next_attempt, running, saved, ship
 
 
 def step_of(attempt: int, step: int) -> Batch:
@@ -67,7 +67,7 @@ class Shown:
 
 
 def live_through(database: Database, job: Job, back_to: tuple[int, ...]) -> list[tuple[int, int]]:
-    """A job that crashes and goes on from those steps or before; every step that was run."""
+    """A job that crashes and resumes at those steps or earlier; every step that ran."""
     claim = running(database, job)
     model, step, all_steps = Shown(), 0, list[tuple[int, int]]()
     for crash in (*back_to, None):
@@ -107,11 +107,11 @@ def test_three_crashes_in_a_row_leave_the_record_of_one_run(
     job = make_job(database)
     all_steps = live_through(database, job, back_to)
     with database.read() as tx:
-        whole = metrics.query(tx, job.id, "loss", asked="all")
-        second = metrics.query(tx, job.id, "loss", asked=2)
-        told = events.read(tx, job.id, 0, limit=10_000, asked="all").events
+        whole = metrics.query(tx, job.id, "loss", attempt_filter="all")
+        second = metrics.query(tx, job.id, "loss", attempt_filter=2)
+        told = events.read(tx, job.id, 0, limit=10_000, attempt_filter="all").events
         log = events.read(tx, job.id, 0, limit=10_000).events
-        kept = captures.find(tx, job.id, limit=1000, asked="all")
+        kept = captures.find(tx, job.id, limit=1000, attempt_filter="all")
         small: list[events.LoggedEvent] = []
         seq = 0
         while seq < log[-1].seq:

@@ -15,7 +15,7 @@ from models.jobs.names import stem_of
 from models.migrate import config, migrate
 from models.tables import Job, NameCounter
 
-from .making import make_job
+from .factories import make_job
 
 
 def unnamed(database: Database, owner: str = "ada", stem: str | None = None) -> str:

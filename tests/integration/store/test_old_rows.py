@@ -21,7 +21,7 @@ from models.migrate import config, migrate
 from models.observations import events, lineage, metrics
 from models.tables import Checkpoint, core
 
-from .making import losses, make_job, make_worker, next_attempt, running, saved, ship
+from .factories import losses, make_job, make_worker, next_attempt, running, saved, ship
 
 
 @pytest.fixture
@@ -219,10 +219,10 @@ def test_sessions_and_tickets_of_before_belong_to_their_key_and_end_with_it(
     with database.write() as tx:
         assert keys.check(tx, secret).parent is None
         row = keys.check(tx, session, kind="session")
-        assert (row.parent, row.name, keys.behind(tx, row).id) == (key.id, "laptop", key.id)
+        assert (row.parent, row.name, keys.api_key_of(tx, row).id) == (key.id, "laptop", key.id)
         assert keys.redeem(tx, ticket) == key.id
         with pytest.raises(KeyInvalid):
-            keys.behind(tx, keys.check(tx, orphan, kind="session"))
+            keys.api_key_of(tx, keys.check(tx, orphan, kind="session"))
         keys.revoke(tx, key.id)
         with pytest.raises(KeyInvalid):
             keys.check(tx, session, kind="session")

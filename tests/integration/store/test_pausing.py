@@ -1,4 +1,4 @@
-"""Pausing, resuming and cancelling in the ledger, on both databases."""
+"""Pausing, resuming and cancelling in the database layer, on both databases."""
 
 import random
 import threading
@@ -17,7 +17,7 @@ from models.observations import events
 from models.state import MOVES
 from models.tables import Job
 
-from .making import LEASE_MS, make_job, make_worker, running, start
+from .factories import LEASE_MS, make_job, make_worker, running, start
 
 
 def pause(database: Database, job: Job) -> Job:

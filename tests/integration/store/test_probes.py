@@ -17,7 +17,7 @@ from models.observations.events import NewEvent
 from models.observations.probes import CheckedProbe, ProbeChange
 from models.tables import Command, Job, JobSpec, Probe, core, now
 
-from .making import LEASE_MS, make_worker, purge_deleted, running, ship, start
+from .factories import LEASE_MS, make_worker, purge_deleted, running, ship, start
 
 SPEC = {"layers": ["fc"], "kinds": ["output"], "every": 5, "at": None, "want": ["stats"]}
 CONV = CheckedProbe({**SPEC, "layers": ["conv*"], "every": 1}, ["conv1"], 400)
@@ -59,7 +59,7 @@ def test_the_probes_of_a_spec_are_active_from_step_0(database: Database):
     assert (row.body, row.matched, row.bytes_per_step) == (SPEC, ["fc"], 40)
 
 
-def test_a_change_is_pending_until_the_rank_has_taken_up_its_revision(database: Database):
+def test_a_change_is_pending_until_the_rank_has_applied_its_revision(database: Database):
     make_worker(database)
     job = watched_job(database)
     claim = running(database, job)

@@ -36,7 +36,7 @@ from models.tables import (
     core,
     now,
 )
-from tests.integration.store.making import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import losses, make_job, make_worker, running, ship
 
 STEPS = 20
 
@@ -196,7 +196,7 @@ def test_each_kind_goes_by_its_own_setting_and_from_old_ended_jobs_only(
     assert store.counts(old) == before | {table.__tablename__: left}
 
 
-def test_a_reader_with_an_older_cursor_gets_one_gap_and_goes_on(store: Store):
+def test_a_reader_with_an_older_cursor_gets_one_gap_and_continues(store: Store):
     job = store.job()
     whole = store.read(job, 0)
     last = whole.last_seq
@@ -212,7 +212,7 @@ def test_a_reader_with_an_older_cursor_gets_one_gap_and_goes_on(store: Store):
     assert store.read(job, last).events == []
 
 
-def test_a_gap_is_told_of_whatever_types_are_asked_for(store: Store):
+def test_a_gap_is_reported_whatever_types_are_asked_for(store: Store):
     job = store.job()
     store.purge(keep_events_days=1).run()
     with store.database.read() as tx:
@@ -310,7 +310,7 @@ class Failing(LocalArtifacts):
         raise Crash
 
 
-def test_a_crash_between_rows_and_files_leaves_no_file_for_ever(store: Store):
+def test_a_crash_between_rows_and_files_leaves_no_file_forever(store: Store):
     job = store.job()
     purge = store.purge(keep_captures_days=1)
     purge._artifacts = Failing(store.home / "artifacts")
@@ -436,7 +436,7 @@ def test_a_purge_rests_for_what_it_held_the_database_and_not_for_what_it_waited(
     assert len(rests.seconds) > 5
 
 
-def test_a_purge_that_is_told_to_stop_stops_between_two_chunks(store: Store):
+def test_a_purge_that_is_asked_to_stop_stops_between_two_chunks(store: Store):
     job = store.job()
     stop = threading.Event()
     purge = store.purge(keep_metrics_days=1, purge_chunk=5)

@@ -13,7 +13,7 @@ from models.jobs.endings import CRASH_LOOP, FATES, Backoff, ExitKind, is_over, m
 from models.jobs.leases import Claim
 from models.tables import Job, now
 
-from .making import LEASE_MS, make_worker, running, start
+from .factories import LEASE_MS, make_worker, running, start
 
 SOON = Backoff(0.001, 0.002)
 LATER = Backoff(600, 600)

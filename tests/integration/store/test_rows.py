@@ -17,7 +17,7 @@ from models.migrate import config, migrate
 from models.storage import datasets
 from models.storage.artifacts import LocalArtifacts
 
-from .making import make_job, make_worker, purge_deleted, running
+from .factories import make_job, make_worker, purge_deleted, running
 
 
 def test_the_migrations_make_exactly_the_tables_and_may_run_again(
@@ -82,7 +82,7 @@ def test_jobs_are_listed_in_pages_by_filter_and_owner(database: Database):
     assert percent == []
 
 
-def test_what_is_somebody_elses_is_not_found(database: Database):
+def test_what_is_another_owners_is_not_found(database: Database):
     job = make_job(database)
     with database.read() as tx, pytest.raises(errors.JobNotFound):
         jobs.get(tx, job.id, "bob")
@@ -170,7 +170,7 @@ def test_a_session_and_a_ticket_have_the_rights_of_their_key_and_end_with_it(dat
             "ada",
             ["submit"],
         )
-        assert (keys.behind(tx, row).id, keys.behind(tx, key).id) == (key.id, key.id)
+        assert (keys.api_key_of(tx, row).id, keys.api_key_of(tx, key).id) == (key.id, key.id)
         assert {found.id for found in keys.find(tx, after=None, limit=10)} == {key.id, other.id}
         keys.revoke(tx, key.id)
         for secret, kind in ((session, "session"), (ticket, "ticket")):
@@ -179,7 +179,7 @@ def test_a_session_and_a_ticket_have_the_rights_of_their_key_and_end_with_it(dat
             with pytest.raises(errors.KeyInvalid):
                 keys.derive(tx, key.id, kind, timedelta(hours=1))
         found = keys.check(tx, others, kind="session")
-        assert keys.behind(tx, found).id == other.id
+        assert keys.api_key_of(tx, found).id == other.id
         with pytest.raises(errors.KeyInvalid):
             keys.derive(tx, "key_none", "session", timedelta(hours=1))
 

@@ -20,7 +20,7 @@ from models.observations.stats_folding import Fold
 from models.observations.unfolded_stats import StatsOwner
 from models.tables import StatsBlock, StatsChunk, StatsSeries
 
-from .making import make_job, make_worker, next_attempt, purge_deleted, running
+from .factories import make_job, make_worker, next_attempt, purge_deleted, running
 
 TENSORS = [("conv1", "output"), ("conv1.weight", "param"), ("fc", "output"), ("fc", "output_grad")]
 ODD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308]

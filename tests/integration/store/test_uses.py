@@ -17,7 +17,7 @@ from models.storage import references
 from models.tables import Job
 from tests.waiting import until
 
-from .making import make_job, make_worker, running, saved, ship
+from .factories import make_job, make_worker, running, saved, ship
 
 SPEC = {"kind": "train"}
 

@@ -1,4 +1,4 @@
-"""Messages of webhooks in the ledger: on both databases."""
+"""Webhook deliveries in the database layer, on both databases."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from models.access.webhooks import MAX_PER_OWNER, Sending
 from models.database import Database
 from models.jobs import attempts, jobs
 from models.tables import Delivery, Webhook, now
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 
 
 def add(database: Database, owner: str = "ada", **options: Any) -> str:
@@ -67,7 +67,7 @@ def test_each_move_is_a_message_written_with_it(database: Database):
     assert "log_tail" not in failed["data"]["error"]
 
 
-def test_a_move_that_is_rolled_back_is_told_to_nobody(database: Database):
+def test_a_move_that_is_rolled_back_is_reported_to_nobody(database: Database):
     webhook = add(database)
 
     class Crash(Exception):
@@ -83,7 +83,7 @@ def test_a_move_that_is_rolled_back_is_told_to_nobody(database: Database):
     assert told(database, webhook) == []
 
 
-def test_only_the_owners_wanted_types_and_labels_are_told(database: Database):
+def test_only_the_owners_wanted_types_and_labels_are_reported(database: Database):
     everything, others = add(database), add(database, owner="bob")
     failed = add(database, events=["job.failed"])
     labelled = add(database, labels={"team": "a"})
@@ -123,7 +123,7 @@ def test_one_webhook_with_a_long_queue_does_not_keep_another_waiting(database: D
     assert taken.count(other) == 1
 
 
-def test_a_failure_is_tried_again_and_a_success_forgets_it(database: Database):
+def test_a_failure_is_retried_and_a_success_forgets_it(database: Database):
     webhook = add(database)
     make_job(database)
     (sending,) = take(database)

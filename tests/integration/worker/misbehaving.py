@@ -28,7 +28,7 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).sleep(100_000)
 
 
-def be_deaf() -> None:
+def be_unresponsive() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(100_000)
 
@@ -66,7 +66,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "exit": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hold-the-gil": hold_the_gil,
-    "be-deaf": be_deaf,
+    "be-unresponsive": be_unresponsive,
     "print": print_for_ever,
     "leave-children": leave_children,
     "ask-for-memory": ask_for_memory,

@@ -10,7 +10,7 @@ from pathlib import Path
 from glasshouse.errors import StorageFull
 from models import marks
 from tests.integration.worker.conftest import Broker
-from tests.integration.worker.shop import Shop, endless
+from tests.integration.worker.harness import Harness, endless
 from tests.waiting import until
 
 
@@ -19,34 +19,34 @@ def main(place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
         broker = Broker(Path(directory))
         broker.start()
-        shop = Shop(f"sqlite:///{place / 'test.db'}", broker.url, place)
+        harness = Harness(f"sqlite:///{place / 'test.db'}", broker.url, place)
         try:
-            scenario(shop, place)
+            scenario(harness, place)
         finally:
-            shop.close()
+            harness.close()
             broker.kill()
 
 
-def scenario(shop: Shop, place: Path) -> None:
-    shop.start_worker(MIN_FREE_BYTES="0", LEASE_S="60")
-    job = shop.submit(endless(shop.dataset()))
-    shop.wait_step(job, 20)
+def scenario(harness: Harness, place: Path) -> None:
+    harness.start_worker(MIN_FREE_BYTES="0", LEASE_S="60")
+    job = harness.submit(endless(harness.dataset()))
+    harness.wait_step(job, 20)
     filler = place / "filler"
     fill(filler)
     numbers = itertools.count()
-    until(lambda: refuses_writes(shop, numbers))
-    shop.job(job)  # reading works
+    until(lambda: refuses_writes(harness, numbers))
+    harness.job(job)  # reading works
     # what a refused write had taken of the WAL is room for others: so again until they feel it too
-    until(lambda: refuses_writes(shop, numbers) and is_said(shop))
+    until(lambda: refuses_writes(harness, numbers) and is_said(harness))
     fill(filler)
     filler.unlink()
-    at = shop.steps(job)[-1]
-    until(lambda: shop.steps(job)[-1] > at + 20)
-    shop.cancel(job)
-    assert shop.wait(job).state == "cancelled", shop.logs()
-    steps = shop.steps(job)
+    at = harness.steps(job)[-1]
+    until(lambda: harness.steps(job)[-1] > at + 20)
+    harness.cancel(job)
+    assert harness.wait(job).state == "cancelled", harness.logs()
+    steps = harness.steps(job)
     assert steps == list(range(len(steps)))
-    assert len(shop.attempts(job)) == 1
+    assert len(harness.attempts(job)) == 1
     sys.stdout.write("all is well\n")
 
 
@@ -61,20 +61,20 @@ def fill(filler: Path) -> None:
                 size //= 2
 
 
-def refuses_writes(shop: Shop, numbers: Iterator[int]) -> bool:
+def refuses_writes(harness: Harness, numbers: Iterator[int]) -> bool:
     """Take what is left of the disk and of the database's own files."""
-    fill(shop.home / "filler")
+    fill(harness.home / "filler")
     try:
         for number in itertools.islice(numbers, 2000):
-            with shop.database.write() as tx:
+            with harness.database.write() as tx:
                 marks.note(tx, f"filling {number} " + "x" * 1000, "tests")
     except StorageFull:
         return True
     return False
 
 
-def is_said(shop: Shop) -> bool:
-    return "database_unavailable" in shop.log("w1") or "disk is full" in shop.log("w1")
+def is_said(harness: Harness) -> bool:
+    return "database_unavailable" in harness.log("w1") or "disk is full" in harness.log("w1")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import pytest
 
 from engine.native.compiling import find_compiler
 from tests.conftest import absent
-from tests.integration.worker.shop import Shop, endless, train_spec
-from tests.integration.worker.story import SAVED_EVERY, Story, spec_of
+from tests.integration.worker.harness import Harness, endless, train_spec
+from tests.integration.worker.job_history import SAVED_EVERY, JobHistory, spec_of
 from tests.waiting import until
 
 HOUR_S = 3600
@@ -47,7 +47,7 @@ class Clocks:
         self._environment.setenv("CLOCK_SHIFT", str(self._directory / f"{name}.shift"))
 
     def set(self, name: str, seconds: int) -> None:
-        """Set a clock, whoever reads it."""
+        """Set a clock for every process that reads it."""
         path = self._directory / f"{name}.shift"
         path.touch()
         with path.open("r+b") as file:
@@ -59,11 +59,11 @@ def clocks(shifted_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return Clocks(shifted_clock, tmp_path, monkeypatch)
 
 
-def start(shop: Shop, clocks: Clocks, **shifts: int) -> None:
+def start(harness: Harness, clocks: Clocks, **shifts: int) -> None:
     """Start workers with clocks of their own."""
     for name, seconds in shifts.items():
         clocks.choose(name, seconds)
-        shop.start_worker(name, odd=True, LEASE_S=LEASE_S, RETRY_MAX_S="0.3")
+        harness.start_worker(name, misbehaving=True, LEASE_S=LEASE_S, RETRY_MAX_S="0.3")
 
 
 @pytest.mark.parametrize(
@@ -71,63 +71,65 @@ def start(shop: Shop, clocks: Clocks, **shifts: int) -> None:
 )
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_job_that_moves_between_wrong_clocks_ends_as_if_they_were_right(
-    any_shop: Shop, clocks: Clocks, undisturbed: Story, first: int, then: int
+    any_harness: Harness, clocks: Clocks, undisturbed: JobHistory, first: int, then: int
 ):
     """Nor does it seem to have taken the two hours that lie between the clocks."""
-    shop = any_shop
-    start(shop, clocks, w1=first)
+    harness = any_harness
+    start(harness, clocks, w1=first)
     labels = {"misbehave": "sleep", "at": "40", "attempts": "1"}
-    job_id = shop.submit(spec_of(shop.dataset()) | {"timeout_s": 600.0, "labels": labels})
-    until(lambda: len(shop.payloads(job_id, "checkpoint")) >= 40 // SAVED_EVERY)
-    lost = shop.workers.pop("w1")
+    job_id = harness.submit(spec_of(harness.dataset()) | {"timeout_s": 600.0, "labels": labels})
+    until(lambda: len(harness.payloads(job_id, "checkpoint")) >= 40 // SAVED_EVERY)
+    lost = harness.workers.pop("w1")
     lost.kill()
     lost.wait()
-    start(shop, clocks, w2=then)
-    assert shop.wait(job_id, timeout_s=180).state == "succeeded", shop.logs()
-    *lost, last = [(one.worker, one.exit_kind) for one in shop.attempts(job_id)]
+    start(harness, clocks, w2=then)
+    assert harness.wait(job_id, timeout_s=180).state == "succeeded", harness.logs()
+    *lost, last = [(one.worker, one.exit_kind) for one in harness.attempts(job_id)]
     assert {kind for _, kind in lost} == {"lease_lost"}
     assert last == ("w2", "succeeded")
-    Story.of(shop, job_id).check(undisturbed)
-    seqs = [event.seq for event in shop.events(job_id)]
+    JobHistory.of(harness, job_id).check(undisturbed)
+    seqs = [event.seq for event in harness.events(job_id)]
     assert seqs == list(range(1, len(seqs) + 1))
 
 
 @pytest.mark.parametrize("shift", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.slow)])
 def test_a_clock_that_is_set_while_jobs_run_costs_none_of_them(
-    any_shop: Shop, clocks: Clocks, shift: int
+    any_harness: Harness, clocks: Clocks, shift: int
 ):
     """On SQLite it is the clock of the leases too: two workers of one host, and their database."""
-    shop = any_shop
+    harness = any_harness
     clocks.choose("host", 0)
     for name in ("w1", "w2"):
-        shop.start_worker(name, odd=True, LEASE_S=LEASE_S)
-    dataset, asleep = shop.dataset(), shop.home / "asleep"
+        harness.start_worker(name, misbehaving=True, LEASE_S=LEASE_S)
+    dataset, asleep = harness.dataset(), harness.home / "asleep"
     silent = {"misbehave": "sleep", "at": "20", "reached": str(asleep)}
-    trains, sleeps = (shop.submit(endless(dataset, labels=labels)) for labels in ({}, silent))
-    shop.wait_step(trains, 10)
+    trains, sleeps = (harness.submit(endless(dataset, labels=labels)) for labels in ({}, silent))
+    harness.wait_step(trains, 10)
     until(asleep.exists)  # of this one only beats are heard, once a second
     for seconds in (shift, 0):
-        noticed = {name: len(shop.logged(name, "clock_set")) for name in shop.workers}
+        noticed = {name: len(harness.logged(name, "clock_set")) for name in harness.workers}
         clocks.set("host", seconds)
-        shop.wait_more(trains, 400)
-        if shop.database.is_sqlite:
+        harness.wait_more(trains, 400)
+        if harness.database.is_sqlite:
             for name, before in noticed.items():
-                until(lambda name=name, before=before: len(shop.logged(name, "clock_set")) > before)
+                until(
+                    lambda name=name, before=before: len(harness.logged(name, "clock_set")) > before
+                )
     for job_id in (trains, sleeps):
-        shop.cancel(job_id, force=True)
+        harness.cancel(job_id, force=True)
     for job_id in (trains, sleeps):
-        assert shop.wait(job_id).state == "cancelled"
-        tried = [(one.worker, one.exit_kind) for one in shop.attempts(job_id)]
+        assert harness.wait(job_id).state == "cancelled"
+        tried = [(one.worker, one.exit_kind) for one in harness.attempts(job_id)]
         assert len(tried) == 1, tried
-        steps = shop.steps(job_id)
+        steps = harness.steps(job_id)
         assert steps == list(range(len(steps)))
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_job_whose_message_is_lost_is_found_by_a_worker_whose_clock_is_behind(
-    any_shop: Shop, clocks: Clocks
+    any_harness: Harness, clocks: Clocks
 ):
-    shop = any_shop
-    start(shop, clocks, w1=-HOUR_S)
-    job_id = shop.submit(train_spec(shop.dataset()), ring=False)
-    assert shop.wait(job_id).state == "succeeded"
+    harness = any_harness
+    start(harness, clocks, w1=-HOUR_S)
+    job_id = harness.submit(train_spec(harness.dataset()), ring=False)
+    assert harness.wait(job_id).state == "succeeded"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.shop import Shop, endless
+from tests.integration.worker.harness import Harness, endless
 from tests.waiting import until
 from worker.processes.fork_server import PASSED, environment
 
@@ -46,14 +46,14 @@ def kept_in(directory: Path) -> Iterator[Path]:
 
 
 def test_a_rank_sees_no_secret_and_reaches_neither_database_nor_broker(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    shop.start_worker()
-    job = shop.submit(endless(shop.dataset()))
-    until(lambda: shop.job(job).state == "running")
-    process = Path("/proc") / str(shop.rank_pid(job))
+    harness.start_worker()
+    job = harness.submit(endless(harness.dataset()))
+    until(lambda: harness.job(job).state == "running")
+    process = Path("/proc") / str(harness.rank_pid(job))
     shown = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
     assert b"S3cret" not in shown
     assert b"GLASSHOUSE_DATABASE_URL" not in shown
@@ -68,13 +68,13 @@ def test_a_rank_sees_no_secret_and_reaches_neither_database_nor_broker(
     assert int(limits["Max open files"]) <= 4096
     status = (process / "status").read_text()
     assert "NoNewPrivs:\t1" in status
-    directory = shop.settings.work / "w1" / job / "1"
-    assert (shop.settings.work / "w1").stat().st_mode & 0o077 == 0
+    directory = harness.settings.work / "w1" / job / "1"
+    assert (harness.settings.work / "w1").stat().st_mode & 0o077 == 0
     for path in kept_in(directory):
         with suppress(FileNotFoundError):  # the rank that made it has taken it away again
             assert path.stat().st_mode & 0o077 == 0, path
-    shop.cancel(job)
-    shop.wait(job)
+    harness.cancel(job)
+    harness.wait(job)
 
 
 def test_what_a_rank_starts_with_is_a_list_of_names(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from models.jobs import commands, jobs, leases
 from models.jobs.leases import Claim
 from models.observations import probes
 from models.observations.probes import CheckedProbe
-from tests.integration.store.making import LEASE_MS, make_job, make_worker, running
+from tests.integration.store.factories import LEASE_MS, make_job, make_worker, running
 from worker.attempt.control import CommandDelivery
 from worker.processes.rank import Rank
 

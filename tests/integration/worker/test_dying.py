@@ -10,8 +10,8 @@ import pytest
 
 from glasshouse import processes
 from models.state import ENDED
-from tests.integration.worker.odd_worker import EARLY, LATE
-from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.integration.worker.harness import Harness, endless, train_spec
+from tests.integration.worker.misbehaving_worker import EARLY, LATE
 from tests.waiting import until
 
 IN_SHORT = ("rank.forked",)
@@ -24,97 +24,97 @@ def family(pid: int) -> list[processes.Identity]:
     return [found for one in children if (found := processes.identify(one.pid)) is not None]
 
 
-def misbehaving(shop: Shop, way: str, **more: str) -> tuple[str, processes.Identity]:
+def misbehaving(harness: Harness, way: str, **more: str) -> tuple[str, processes.Identity]:
     """A job whose rank has begun to misbehave."""
-    reached = shop.home / "there"
+    reached = harness.home / "there"
     labels = {"misbehave": way, "at": "2", "reached": str(reached), **more}
-    job_id = shop.submit(endless(shop.dataset(), labels=labels))
+    job_id = harness.submit(endless(harness.dataset(), labels=labels))
     until(reached.exists)
-    leader = processes.identify(shop.rank_pid(job_id))
+    leader = processes.identify(harness.rank_pid(job_id))
     assert leader is not None
     return job_id, leader
 
 
-def dies_at(shop: Shop, name: str) -> None:
-    worker = shop.start_worker(odd=True, LEASE_S="3")
-    (shop.home / "point").write_text(f"{name} kill")
-    job_id = shop.submit(train_spec(shop.dataset(), checkpoint=SAVING))
+def dies_at(harness: Harness, name: str) -> None:
+    worker = harness.start_worker(misbehaving=True, LEASE_S="3")
+    (harness.home / "point").write_text(f"{name} kill")
+    job_id = harness.submit(train_spec(harness.dataset(), checkpoint=SAVING))
     assert worker.wait(60) == -signal.SIGKILL
-    reached = shop.job(job_id)
-    (shop.home / "w1.log").write_text("")
-    shop.start_worker(odd=True, LEASE_S="3")
-    job = shop.wait(job_id)
-    assert job.state == "succeeded", (job.error, shop.logs())
-    types = [event.type for event in shop.events(job_id)]
+    reached = harness.job(job_id)
+    (harness.home / "w1.log").write_text("")
+    harness.start_worker(misbehaving=True, LEASE_S="3")
+    job = harness.wait(job_id)
+    assert job.state == "succeeded", (job.error, harness.logs())
+    types = [event.type for event in harness.events(job_id)]
     assert types.count("end") == 1
     assert types[-1] == "end"
     if reached.state in ENDED:
         assert job.attempt == reached.attempt  # what had ended is not touched again
-    until(lambda: all(device.job is None for device in shop.devices()))
-    until(lambda: not list((shop.home / "work" / "w1").glob("job_*")))
-    until(lambda: not list((shop.home / "work" / "w1" / "ranks").iterdir()))
+    until(lambda: all(device.job is None for device in harness.devices()))
+    until(lambda: not list((harness.home / "work" / "w1").glob("job_*")))
+    until(lambda: not list((harness.home / "work" / "w1" / "ranks").iterdir()))
 
 
 @pytest.mark.parametrize("name", IN_SHORT)
-def test_a_worker_that_dies_loses_no_job(name: str, shop: Shop):
-    dies_at(shop, name)
+def test_a_worker_that_dies_loses_no_job(name: str, harness: Harness):
+    dies_at(harness, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, shop: Shop):
-    dies_at(shop, name)
+def test_a_worker_that_dies_at_any_point_loses_no_job(name: str, harness: Harness):
+    dies_at(harness, name)
 
 
 @pytest.mark.parametrize(
     "way", [pytest.param("hold-the-gil", marks=pytest.mark.slow), "leave-children"]
 )
-def test_what_a_killed_worker_leaves_is_gone_soon(way: str, shop: Shop):
+def test_what_a_killed_worker_leaves_is_gone_soon(way: str, harness: Harness):
     """Also where every thread of the rank is stuck, and no lifeline can be heard."""
-    worker = shop.start_worker(odd=True)
-    _, leader = misbehaving(shop, way)
+    worker = harness.start_worker(misbehaving=True)
+    _, leader = misbehaving(harness, way)
     until(lambda: len(processes.session_of(leader)) == (3 if way == "leave-children" else 1))
     worker.kill()
     worker.wait()
     until(lambda: not processes.alive(leader))
     if way == "leave-children":
-        shop.start_worker()  # children of a rank are no children of ours: the next life's task
+        harness.start_worker()  # children of a rank are no children of ours: the next life's task
     until(lambda: processes.session_of(leader) == [])
 
 
 @pytest.mark.slow
-def test_a_killed_nursery_takes_ranks_along_that_are_stuck(shop: Shop):
-    worker = shop.start_worker(odd=True)
-    job_id, leader = misbehaving(shop, "hold-the-gil", attempts="1")
+def test_a_killed_fork_server_takes_ranks_along_that_are_stuck(harness: Harness):
+    worker = harness.start_worker(misbehaving=True)
+    job_id, leader = misbehaving(harness, "hold-the-gil", attempts="1")
     (fork_server,) = psutil.Process(worker.pid).children()
     fork_server.kill()
     until(lambda: not processes.alive(leader))
-    shop.wait_runs_again(job_id)
-    assert shop.attempts(job_id)[0].exit_kind == "fork_server_lost"
+    harness.wait_runs_again(job_id)
+    assert harness.attempts(job_id)[0].exit_kind == "fork_server_lost"
 
 
-def test_leftovers_are_killed_before_the_first_claim_of_the_next_life(shop: Shop):
-    worker = shop.start_worker(odd=True)
-    job_id, leader = misbehaving(shop, "hold-the-gil")
+def test_leftovers_are_killed_before_the_first_claim_of_the_next_life(harness: Harness):
+    worker = harness.start_worker(misbehaving=True)
+    job_id, leader = misbehaving(harness, "hold-the-gil")
     os.kill(leader.pid, signal.SIGSTOP)
     everyone = family(worker.pid)
     for number in (signal.SIGSTOP, signal.SIGKILL):
         worker.send_signal(number)
     worker.wait()
-    (shop.home / "w1.log").write_text("")
-    shop.start_worker(odd=True)
+    (harness.home / "w1.log").write_text("")
+    harness.start_worker(misbehaving=True)
     assert not any(processes.alive(one) for one in everyone)
-    until(lambda: shop.attempts(job_id)[0].exit_kind == "worker_lost")
-    shop.cancel(job_id)
-    assert shop.wait(job_id).state == "cancelled"
+    until(lambda: harness.attempts(job_id)[0].exit_kind == "worker_lost")
+    harness.cancel(job_id)
+    assert harness.wait(job_id).state == "cancelled"
 
 
-@pytest.mark.staffed
-def test_the_supervisor_and_its_worker_know_neither_torch_nor_numpy(shop: Shop):
-    worker = shop.workers["w1"]
+@pytest.mark.shared_worker
+def test_the_supervisor_and_its_worker_know_neither_torch_nor_numpy(harness: Harness):
+    worker = harness.workers["w1"]
     probe: dict[str, Any] = {"layers": ["fc*"], "kinds": ["output"], "every": 5, "want": ["stats"]}
-    job_id = shop.submit(train_spec(shop.dataset(), probes=[probe]))
-    assert shop.wait(job_id).state == "succeeded"
+    job_id = harness.submit(train_spec(harness.dataset(), probes=[probe]))
+    assert harness.wait(job_id).state == "succeeded"
     mapped = Path(f"/proc/{worker.pid}/maps").read_text()
     assert "libtorch" not in mapped
     assert "libc10" not in mapped

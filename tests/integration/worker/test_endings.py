@@ -12,7 +12,7 @@ import pytest
 
 from glasshouse import processes
 from models.jobs import checkpoints
-from tests.integration.worker.shop import Shop, endless, train_spec
+from tests.integration.worker.harness import Harness, endless, train_spec
 from tests.waiting import until
 from worker.attempt import logs
 
@@ -23,13 +23,13 @@ def misbehaving(way: str, at: str | int = "start", **more: Any) -> dict[str, str
     return {"misbehave": way, "at": str(at), **{key: str(value) for key, value in more.items()}}
 
 
-def kinds(shop: Shop, job_id: str) -> list[str | None]:
-    return [one.exit_kind for one in shop.attempts(job_id)]
+def kinds(harness: Harness, job_id: str) -> list[str | None]:
+    return [one.exit_kind for one in harness.attempts(job_id)]
 
 
-def members(shop: Shop, job_id: str) -> Callable[[], list[processes.Identity]]:
+def members(harness: Harness, job_id: str) -> Callable[[], list[processes.Identity]]:
     """What is left of the newest rank's session."""
-    leader = processes.identify(shop.rank_pid(job_id))
+    leader = processes.identify(harness.rank_pid(job_id))
     assert leader is not None
     return lambda: processes.session_of(leader)
 
@@ -42,50 +42,52 @@ def members(shop: Shop, job_id: str) -> Callable[[], list[processes.Identity]]:
         pytest.param("exit", "crash", "status 3", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.staffed("odd")
-def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_go_on(
-    way: str, kind: str, word: str, shop: Shop
+@pytest.mark.shared_worker("misbehaving")
+def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_continue(
+    way: str, kind: str, word: str, harness: Harness
 ):
-    dataset = shop.dataset()
-    other = shop.submit(endless(dataset))
-    shop.wait_step(other)
-    job_id = shop.submit(endless(dataset, labels=misbehaving(way)))
-    job = shop.wait(job_id)
+    dataset = harness.dataset()
+    other = harness.submit(endless(dataset))
+    harness.wait_step(other)
+    job_id = harness.submit(endless(dataset, labels=misbehaving(way)))
+    job = harness.wait(job_id)
     assert job.state == "failed"
-    assert kinds(shop, job_id) == [kind] * 3
+    assert kinds(harness, job_id) == [kind] * 3
     assert job.error is not None
     assert job.error["code"] == "crash_loop"
     assert word in job.error["message"]
     assert not job.error["retryable"]
-    assert shop.job(other).attempt == 1
-    assert shop.job(other).state == "running"
+    assert harness.job(other).attempt == 1
+    assert harness.job(other).state == "running"
 
 
-def test_a_crash_that_passes_is_tried_again_after_a_while_that_doubles(shop: Shop):
-    shop.start_worker(odd=True, RETRY_S="0.8")
-    job_id = shop.submit(train_spec(shop.dataset(), labels=misbehaving("crash", attempts=2)))
-    until(lambda: shop.attempts(job_id) and shop.attempts(job_id)[0].exit_kind)
-    waiting = shop.job(job_id)
+def test_a_crash_that_passes_is_retried_after_a_while_that_doubles(harness: Harness):
+    harness.start_worker(misbehaving=True, RETRY_S="0.8")
+    job_id = harness.submit(train_spec(harness.dataset(), labels=misbehaving("crash", attempts=2)))
+    until(lambda: harness.attempts(job_id) and harness.attempts(job_id)[0].exit_kind)
+    waiting = harness.job(job_id)
     if (waiting.state, waiting.attempt) == ("queued", 1):  # not yet tried again
         assert waiting.not_before_ms is not None
         assert waiting.state_reason == (
             "rank 0 crashed: it was killed by SIGSEGV; failure 1 of 4 without progress"
         )
-    job = shop.wait(job_id)
-    assert job.state == "succeeded", (job.error, shop.logs())
-    assert kinds(shop, job_id) == ["crash", "crash", "succeeded"]
-    first, second, third = shop.attempts(job_id)
+    job = harness.wait(job_id)
+    assert job.state == "succeeded", (job.error, harness.logs())
+    assert kinds(harness, job_id) == ["crash", "crash", "succeeded"]
+    first, second, third = harness.attempts(job_id)
     for earlier, later, wait_s in ((first, second, 0.8), (second, third, 1.6)):
         assert earlier.ended_at is not None
         # one clock reads the database's time, the other this host's: a millisecond either way
         assert (later.created_at - earlier.ended_at).total_seconds() >= wait_s - 0.005
-    assert shop.job(job_id).not_before_ms is None
+    assert harness.job(job_id).not_before_ms is None
 
 
-@pytest.mark.staffed("odd")
-def test_a_spec_may_forbid_restarts(shop: Shop):
+@pytest.mark.shared_worker("misbehaving")
+def test_a_spec_may_forbid_restarts(harness: Harness):
     labels = misbehaving("crash", 2)
-    job = shop.wait(shop.submit(endless(shop.dataset(), labels=labels, retry={"max_restarts": 0})))
+    job = harness.wait(
+        harness.submit(endless(harness.dataset(), labels=labels, retry={"max_restarts": 0}))
+    )
     assert job.state == "failed"
     assert job.attempt == 1
     assert job.error is not None
@@ -93,14 +95,16 @@ def test_a_spec_may_forbid_restarts(shop: Shop):
     assert "SIGSEGV" in job.error["message"]
 
 
-@pytest.mark.staffed("odd")
-def test_memory_that_runs_out_is_told_with_what_was_asked_for_and_what_was_planned(shop: Shop):
-    spec = endless(shop.dataset(), labels=misbehaving("ask-for-memory", 2))
-    job_id = shop.submit(spec, plan={"memory": {"activations_bytes": 2, "parameters_bytes": 1}})
-    job = shop.wait(job_id)
+@pytest.mark.shared_worker("misbehaving")
+def test_memory_that_runs_out_is_reported_with_what_was_asked_for_and_what_was_planned(
+    harness: Harness,
+):
+    spec = endless(harness.dataset(), labels=misbehaving("ask-for-memory", 2))
+    job_id = harness.submit(spec, plan={"memory": {"activations_bytes": 2, "parameters_bytes": 1}})
+    job = harness.wait(job_id)
     assert job.error is not None
     assert (job.error["code"], job.error["category"]) == ("out_of_memory", "out_of_memory")
-    assert kinds(shop, job_id) == ["oom_host"]
+    assert kinds(harness, job_id) == ["oom_host"]
     assert (job.error["rank"], job.error["step"]) == (0, 2)
     memory = job.error["memory"]
     assert memory["where"] == "host"
@@ -128,45 +132,45 @@ def growing(dataset: str, **changes: Any) -> dict[str, Any]:
     return spec
 
 
-@pytest.mark.staffed("odd")
-def test_a_job_that_runs_out_of_memory_goes_on_with_smaller_batches(shop: Shop):
+@pytest.mark.shared_worker("misbehaving")
+def test_a_job_that_runs_out_of_memory_continues_with_smaller_batches(harness: Harness):
     cap = 50 * 2**20 / psutil.virtual_memory().total
     guards = {"memory": {"on_oom": "halve_batch", "cap_fraction": cap}}
-    dataset = shop.dataset()
-    job_id = shop.submit(growing(dataset, guards=guards))
-    whole = shop.submit(growing(dataset))
-    job = shop.wait(job_id)
+    dataset = harness.dataset()
+    job_id = harness.submit(growing(dataset, guards=guards))
+    whole = harness.submit(growing(dataset))
+    job = harness.wait(job_id)
     assert job.state == "succeeded", job.error
-    *halved, last = kinds(shop, job_id)
+    *halved, last = kinds(harness, job_id)
     assert len(halved) > 1
     assert set(halved) == {"oom_halved"}
     assert last == "succeeded"
-    rows = [(item["from"], item["to"]) for item in shop.payloads(job_id, "adjusted")]
+    rows = [(item["from"], item["to"]) for item in harness.payloads(job_id, "adjusted")]
     assert rows == [(16, 16 // 2**number) for number in range(1, len(halved) + 1)]
-    assert shop.steps(job_id) == [*range(3)]
-    assert shop.wait(whole).state == "succeeded"
+    assert harness.steps(job_id) == [*range(3)]
+    assert harness.wait(whole).state == "succeeded"
 
     def losses(job: str) -> list[float]:
-        metrics = shop.payloads(job, "metrics")
+        metrics = harness.payloads(job, "metrics")
         return [item["values"]["loss"] for item in metrics if "loss" in item["values"]]
 
     assert losses(job_id) == pytest.approx(losses(whole), rel=1e-5)
 
 
-@pytest.mark.staffed("odd")
-def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(shop: Shop):
+@pytest.mark.shared_worker("misbehaving")
+def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(harness: Harness):
     labels = misbehaving("ask-for-memory", 5)
     guards = {"memory": {"on_oom": "halve_batch"}}
     saving = {"every_steps": 2}
-    spec = train_spec(shop.dataset(), labels=labels, guards=guards, checkpoint=saving)
-    job_id = shop.submit(spec)
-    job = shop.wait(job_id)
-    assert kinds(shop, job_id) == [*["oom_halved"] * 4, "oom_host"]
-    assert [one.resumed_from_step for one in shop.attempts(job_id)] == [None, 4, 4, 4, 4]
+    spec = train_spec(harness.dataset(), labels=labels, guards=guards, checkpoint=saving)
+    job_id = harness.submit(spec)
+    job = harness.wait(job_id)
+    assert kinds(harness, job_id) == [*["oom_halved"] * 4, "oom_host"]
+    assert [one.resumed_from_step for one in harness.attempts(job_id)] == [None, 4, 4, 4, 4]
     assert job.error is not None
     assert job.error["code"] == "out_of_memory"
     assert "one row at a time already" in job.error["message"]
-    moves = shop.payloads(job_id, "state")
+    moves = harness.payloads(job_id, "state")
     reasons = [item["reason"] for item in moves if item["to"] == "queued" and item["reason"]]
     assert [text.rpartition("; ")[2] for text in reasons] == [
         f"each batch is run in {parts} parts now" for parts in (2, 4, 8, 16)
@@ -181,79 +185,81 @@ def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(sho
         ("kill", "killed_from_outside", "worker_lost"),
     ],
 )
-@pytest.mark.staffed("odd")
-def test_failures_of_the_house_are_tried_again_and_keep_their_names(
-    way: str, kind: str, code: str, shop: Shop
+@pytest.mark.shared_worker("misbehaving")
+def test_failures_of_the_service_are_retried_and_keep_their_names(
+    way: str, kind: str, code: str, harness: Harness
 ):
-    spec = endless(shop.dataset(), labels=misbehaving(way, 2), retry={"max_restarts": 1})
-    job_id = shop.submit(spec)
-    job = shop.wait(job_id)
+    spec = endless(harness.dataset(), labels=misbehaving(way, 2), retry={"max_restarts": 1})
+    job_id = harness.submit(spec)
+    job = harness.wait(job_id)
     assert job.state == "failed"
-    assert kinds(shop, job_id) == [kind] * 2
+    assert kinds(harness, job_id) == [kind] * 2
     assert job.error is not None
     assert job.error["code"] == code
     assert "2" in job.error["message"]
 
 
-@pytest.mark.staffed
-def test_an_index_out_of_range_names_the_layer_and_is_not_tried_again(shop: Shop):
-    spec = train_spec(shop.dataset())
+@pytest.mark.shared_worker
+def test_an_index_out_of_range_names_the_layer_and_is_not_retried(harness: Harness):
+    spec = train_spec(harness.dataset())
     spec["data"]["fields"]["y"]["dim"] = 3
     table = {"name": "table", "type": "Embedding", "inputs": ["y"]}
     table["args"] = {"num_embeddings": 1, "embedding_dim": 8}  # the labels are 0 and 1
     add = {"name": "add", "type": "add", "args": {}, "inputs": ["act", "table"]}
     spec["network"]["layers"][2:2] = [table, add]
     spec["network"]["layers"][4]["inputs"] = ["add"]
-    job_id = shop.submit(spec)
-    job = shop.wait(job_id)
+    job_id = harness.submit(spec)
+    job = harness.wait(job_id)
     assert job.error is not None
     assert job.error["layer"] == "table"
     assert (job.error["category"], job.error["step"], job.error["rank"]) == ("data", 0, 0)
     assert "num_embeddings" in job.error["hint"]
-    assert kinds(shop, job_id) == ["user_error"]
+    assert kinds(harness, job_id) == ["user_error"]
 
 
-@pytest.mark.staffed
-def test_a_failure_by_numbers_that_are_not_finite_names_the_first_bad_layer(shop: Shop):
-    spec = train_spec(shop.dataset())
+@pytest.mark.shared_worker
+def test_a_failure_by_numbers_that_are_nan_or_inf_names_the_first_bad_layer(harness: Harness):
+    spec = train_spec(harness.dataset())
     spec["loss"] = {"type": "BCELoss", "args": {}, "inputs": ["root", "target"]}
     spec["network"]["layers"] += [
         {"name": "root", "type": "log", "args": {}, "inputs": ["fc2"]},  # of negative numbers
         {"name": "target", "type": "sigmoid", "args": {}, "inputs": ["fc2"]},
     ]
-    job_id = shop.submit(spec)
-    job = shop.wait(job_id)
+    job_id = harness.submit(spec)
+    job = harness.wait(job_id)
     assert job.error is not None
     assert (job.error["code"], job.error["category"]) == ("non_finite", "nonfinite"), job.error
     assert (job.error["layer"], job.error["step"]) == ("root", 0)
     assert "forward" in job.error["message"]
-    assert kinds(shop, job_id) == ["nonfinite"]
+    assert kinds(harness, job_id) == ["nonfinite"]
 
 
-def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_said_to_stall(shop: Shop):
-    shop.start_worker(odd=True, LEASE_S="2", STALL_TIMEOUT_S="1", GRACE_S="1", KILL_S="1")
-    job_id = shop.submit(endless(shop.dataset(), labels=misbehaving("hold-the-gil", 3)))
-    (told,) = until(lambda: shop.payloads(job_id, "stalled"))
+def test_a_rank_that_holds_the_gil_keeps_its_lease_and_is_reported_as_stalled(harness: Harness):
+    harness.start_worker(
+        misbehaving=True, LEASE_S="2", STALL_TIMEOUT_S="1", GRACE_S="1", KILL_S="1"
+    )
+    job_id = harness.submit(endless(harness.dataset(), labels=misbehaving("hold-the-gil", 3)))
+    (told,) = until(lambda: harness.payloads(job_id, "stalled"))
     assert told["step"] is None or told["step"] >= 0
     assert told["seconds"] >= 1
     assert told["action"] == "warn"
-    before = shop.job(job_id).lease_expires_ms
+    before = harness.job(job_id).lease_expires_ms
     assert before is not None
-    until(lambda: (shop.job(job_id).lease_expires_ms or 0) > before + 4000)  # twice the lease
-    job = shop.job(job_id)
+    until(lambda: (harness.job(job_id).lease_expires_ms or 0) > before + 4000)  # twice the lease
+    job = harness.job(job_id)
     assert (job.state, job.attempt) == ("running", 1)
-    assert len(shop.payloads(job_id, "stalled")) == 1
-    shop.cancel(job_id)
-    assert shop.wait(job_id).state == "cancelled"
-    assert kinds(shop, job_id) == ["killed"]
+    assert len(harness.payloads(job_id, "stalled")) == 1
+    harness.cancel(job_id)
+    assert harness.wait(job_id).state == "cancelled"
+    assert kinds(harness, job_id) == ["killed"]
 
 
-@pytest.mark.staffed("odd")
-def test_a_job_that_goes_on_after_a_stall_ends_well(shop: Shop):
-    spec = train_spec(shop.dataset(), labels=misbehaving("doze", 3), stall_timeout_s=0.6)
-    job_id = shop.submit(spec)
-    assert shop.wait(job_id).state == "succeeded"
-    assert len(shop.payloads(job_id, "stalled")) == 1
+@pytest.mark.shared_worker("misbehaving")
+def test_a_job_that_continues_after_a_stall_ends_well(harness: Harness):
+    spec = train_spec(harness.dataset(), labels=misbehaving("doze", 3), stall_timeout_s=0.6)
+    job_id = harness.submit(spec)
+    assert harness.wait(job_id).state == "succeeded"
+    assert len(harness.payloads(job_id, "stalled")) == 1
 
 
 @pytest.mark.parametrize(
@@ -263,51 +269,53 @@ def test_a_job_that_goes_on_after_a_stall_ends_well(shop: Shop):
         pytest.param("fail", ["stalled"], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.staffed("odd")
-def test_a_spec_may_want_more_than_a_word_about_a_stall(on_stall: str, ends: list[str], shop: Shop):
-    spec = train_spec(shop.dataset(), labels=misbehaving("sleep", 3, attempts=1))
-    job_id = shop.submit(spec | {"stall_timeout_s": 1.0, "on_stall": on_stall})
-    job = shop.wait(job_id)
-    assert kinds(shop, job_id) == ends, shop.logs()
-    (told,) = shop.payloads(job_id, "stalled")
+@pytest.mark.shared_worker("misbehaving")
+def test_a_spec_may_want_more_than_a_word_about_a_stall(
+    on_stall: str, ends: list[str], harness: Harness
+):
+    spec = train_spec(harness.dataset(), labels=misbehaving("sleep", 3, attempts=1))
+    job_id = harness.submit(spec | {"stall_timeout_s": 1.0, "on_stall": on_stall})
+    job = harness.wait(job_id)
+    assert kinds(harness, job_id) == ends, harness.logs()
+    (told,) = harness.payloads(job_id, "stalled")
     assert told["action"] == on_stall
     if on_stall == "fail":
         assert job.error is not None
         assert (job.error["code"], job.error["category"]) == ("stalled", "timeout")
 
 
-@pytest.mark.staffed
-def test_a_job_that_takes_too_long_is_stopped_saved_and_has_failed(shop: Shop):
-    job_id = shop.submit(endless(shop.dataset(), timeout_s=1.0))
-    job = shop.wait(job_id)
+@pytest.mark.shared_worker
+def test_a_job_that_takes_too_long_is_stopped_saved_and_has_failed(harness: Harness):
+    job_id = harness.submit(endless(harness.dataset(), timeout_s=1.0))
+    job = harness.wait(job_id)
     assert job.state == "failed"
-    assert kinds(shop, job_id) == ["timeout"]
+    assert kinds(harness, job_id) == ["timeout"]
     assert job.error is not None
     assert (job.error["code"], job.error["category"]) == ("timeout", "timeout")
-    with shop.database.read() as tx:
+    with harness.database.read() as tx:
         saved = checkpoints.of_job(tx, job_id)
     assert saved
-    assert saved[-1].step == len(shop.steps(job_id))
+    assert saved[-1].step == len(harness.steps(job_id))
 
 
-@pytest.mark.staffed("odd")
-def test_a_job_that_takes_too_long_and_does_not_listen_is_killed(shop: Shop):
-    job_id = shop.submit(
-        endless(shop.dataset(), timeout_s=1.0, labels=misbehaving("be-deaf", "start"))
+@pytest.mark.shared_worker("misbehaving")
+def test_a_job_that_takes_too_long_and_does_not_listen_is_killed(harness: Harness):
+    job_id = harness.submit(
+        endless(harness.dataset(), timeout_s=1.0, labels=misbehaving("be-unresponsive", "start"))
     )
-    assert shop.wait(job_id).state == "failed"
-    assert kinds(shop, job_id) == ["timeout"]
+    assert harness.wait(job_id).state == "failed"
+    assert kinds(harness, job_id) == ["timeout"]
 
 
-@pytest.mark.staffed("odd")
-def test_the_time_of_all_attempts_counts(shop: Shop):
+@pytest.mark.shared_worker("misbehaving")
+def test_the_time_of_all_attempts_counts(harness: Harness):
     labels = misbehaving("doze", "start", attempts=1)
-    job_id = shop.submit(endless(shop.dataset(), timeout_s=4.0, labels=labels))
-    shop.wait_step(job_id)
-    os.kill(shop.rank_pid(job_id), signal.SIGKILL)
-    shop.wait(job_id)
-    assert kinds(shop, job_id) == ["killed_from_outside", "timeout"]
-    first, second = shop.attempts(job_id)
+    job_id = harness.submit(endless(harness.dataset(), timeout_s=4.0, labels=labels))
+    harness.wait_step(job_id)
+    os.kill(harness.rank_pid(job_id), signal.SIGKILL)
+    harness.wait(job_id)
+    assert kinds(harness, job_id) == ["killed_from_outside", "timeout"]
+    first, second = harness.attempts(job_id)
     assert second.claimed_at is not None
     assert second.ended_at is not None
     assert first.claimed_at is not None
@@ -323,24 +331,24 @@ def shared() -> set[str]:
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.staffed("odd")
-def test_nothing_of_a_cancelled_job_is_left(force: bool, shop: Shop):
+@pytest.mark.shared_worker("misbehaving")
+def test_nothing_of_a_cancelled_job_is_left(force: bool, harness: Harness):
     before = shared()
-    job_id = shop.submit(endless(shop.dataset(), labels=misbehaving("leave-children", 1)))
-    shop.wait_step(job_id, 3)
-    left = members(shop, job_id)
+    job_id = harness.submit(endless(harness.dataset(), labels=misbehaving("leave-children", 1)))
+    harness.wait_step(job_id, 3)
+    left = members(harness, job_id)
     assert len(left()) == 3
-    shop.cancel(job_id, force=force)
-    assert shop.wait(job_id).state == "cancelled"
+    harness.cancel(job_id, force=force)
+    assert harness.wait(job_id).state == "cancelled"
     assert left() == []
     assert shared() <= before
 
 
-@pytest.mark.staffed("odd")
-def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(shop: Shop):
-    job_id = shop.submit(endless(shop.dataset(), labels=misbehaving("print", 2)))
-    pid = shop.rank_pid(job_id)
-    directory = shop.home / "work" / "w1" / job_id / "1" / "logs"
+@pytest.mark.shared_worker("misbehaving")
+def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(harness: Harness):
+    job_id = harness.submit(endless(harness.dataset(), labels=misbehaving("print", 2)))
+    pid = harness.rank_pid(job_id)
+    directory = harness.home / "work" / "w1" / job_id / "1" / "logs"
     written, largest = 0, 0
 
     def printed_much() -> bool:
@@ -352,72 +360,72 @@ def test_a_rank_that_prints_without_end_is_not_held_up_and_fills_no_disk(shop: S
 
     until(printed_much)
     assert largest < 20 * logs.MAX_STREAM_BYTES  # what it prints between two looks, and the limit
-    until(lambda: shop.payloads(job_id, "dropped"))
-    shop.cancel(job_id, force=True)
-    assert shop.wait(job_id).state == "cancelled"
-    kept = sum(len("".join(one["lines"])) for one in shop.payloads(job_id, "log"))
+    until(lambda: harness.payloads(job_id, "dropped"))
+    harness.cancel(job_id, force=True)
+    assert harness.wait(job_id).state == "cancelled"
+    kept = sum(len("".join(one["lines"])) for one in harness.payloads(job_id, "log"))
     assert kept <= 2 * logs.MAX_STREAM_BYTES
 
 
-def test_a_job_stands_still_while_too_much_of_it_waits_for_the_ledger(shop: Shop):
-    shop.start_worker(MAX_BACKLOG_BYTES="60000", LEASE_S="60")
-    job_id = shop.submit(endless(shop.dataset()))
-    shop.wait_step(job_id)
-    spool = shop.home / "work" / "w1" / job_id / "1" / "spool"
-    rank = psutil.Process(shop.rank_pid(job_id))
-    lock = sqlite3.connect(shop.home / "test.db", isolation_level=None)
+def test_a_job_stands_still_while_too_much_of_it_waits_for_the_database(harness: Harness):
+    harness.start_worker(MAX_BACKLOG_BYTES="60000", LEASE_S="60")
+    job_id = harness.submit(endless(harness.dataset()))
+    harness.wait_step(job_id)
+    spool = harness.home / "work" / "w1" / job_id / "1" / "spool"
+    rank = psutil.Process(harness.rank_pid(job_id))
+    lock = sqlite3.connect(harness.home / "test.db", isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     try:
         until(lambda: rank.status() == psutil.STATUS_STOPPED)
         held_at = spool.stat().st_size
-        until(lambda: shop.logged("w1", "rank_held"))
+        until(lambda: harness.logged("w1", "rank_held"))
         assert spool.stat().st_size == held_at
     finally:
         lock.execute("ROLLBACK")
         lock.close()
-    until(lambda: shop.logged("w1", "rank_continues"))
-    shop.wait_step(job_id, len(shop.steps(job_id)) + 50)
-    shop.cancel(job_id)
-    assert shop.wait(job_id).state == "cancelled", shop.logs()
-    steps = shop.steps(job_id)
+    until(lambda: harness.logged("w1", "rank_continues"))
+    harness.wait_step(job_id, len(harness.steps(job_id)) + 50)
+    harness.cancel(job_id)
+    assert harness.wait(job_id).state == "cancelled", harness.logs()
+    steps = harness.steps(job_id)
     assert steps == list(range(len(steps)))
 
 
-def test_a_job_that_stands_still_can_be_cancelled(shop: Shop):
-    shop.start_worker(MAX_BACKLOG_BYTES="1", LEASE_S="60")
-    job_id = shop.submit(endless(shop.dataset()))
-    rank = psutil.Process(shop.rank_pid(job_id))
-    until(lambda: shop.logged("w1", "rank_held"))
-    shop.cancel(job_id)
-    assert shop.wait(job_id).state == "cancelled"
+def test_a_job_that_stands_still_can_be_cancelled(harness: Harness):
+    harness.start_worker(MAX_BACKLOG_BYTES="1", LEASE_S="60")
+    job_id = harness.submit(endless(harness.dataset()))
+    rank = psutil.Process(harness.rank_pid(job_id))
+    until(lambda: harness.logged("w1", "rank_held"))
+    harness.cancel(job_id)
+    assert harness.wait(job_id).state == "cancelled"
     assert not rank.is_running()
 
 
-def test_a_process_that_cannot_be_killed_fails_its_job_and_keeps_its_device(shop: Shop):
+def test_a_process_that_cannot_be_killed_fails_its_job_and_keeps_its_device(harness: Harness):
     variables = {"GRACE_S": "0.3", "KILL_S": "0.3", "UNKILLABLE_S": "1", "INVENTORY_S": "1"}
-    shop.start_worker(odd=True, **variables)
-    dataset = shop.dataset()
-    (shop.home / "unkillable").touch()  # signals are lost, as on a process in the kernel
+    harness.start_worker(misbehaving=True, **variables)
+    dataset = harness.dataset()
+    (harness.home / "unkillable").touch()  # signals are lost, as on a process in the kernel
     spec = endless(dataset, timeout_s=0.5, labels=misbehaving("hold-the-gil", 1))
-    job_id = shop.submit(spec)
-    pid = shop.rank_pid(job_id)
-    job = shop.wait(job_id)
+    job_id = harness.submit(spec)
+    pid = harness.rank_pid(job_id)
+    job = harness.wait(job_id)
     assert job.state == "failed"
-    assert kinds(shop, job_id) == ["unkillable"]
+    assert kinds(harness, job_id) == ["unkillable"]
     assert job.error is not None
     assert (job.error["code"], job.error["category"]) == ("unkillable", "device")
     held = {device["id"] for device in job.devices}
 
     def unhealthy() -> set[str]:
-        return {device.id for device in shop.devices() if not device.healthy}
+        return {device.id for device in harness.devices() if not device.healthy}
 
     assert unhealthy() == held
     assert processes.identify(pid) is not None
-    (shop.home / "unkillable").unlink()
-    until(lambda: any(str(pid) in (device.reason or "") for device in shop.devices()))
+    (harness.home / "unkillable").unlink()
+    until(lambda: any(str(pid) in (device.reason or "") for device in harness.devices()))
     assert unhealthy() == held  # the inventory has looked, and knows better
-    other = shop.submit(train_spec(dataset))
-    assert shop.wait(other).state == "succeeded"
-    assert {device["id"] for device in shop.job(other).devices}.isdisjoint(held)
+    other = harness.submit(train_spec(dataset))
+    assert harness.wait(other).state == "succeeded"
+    assert {device["id"] for device in harness.job(other).devices}.isdisjoint(held)
     os.kill(pid, signal.SIGKILL)
     until(lambda: unhealthy() == set())

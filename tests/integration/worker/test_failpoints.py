@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.shop import Shop
-from tests.integration.worker.story import Story, check_attempts, spec_of, survive
+from tests.integration.worker.harness import Harness
+from tests.integration.worker.job_history import JobHistory, check_attempts, spec_of, survive
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ COUNTED = {
     "artifact.received": "capture",
     "artifact.replaced": "capture",
 }
-"""What cannot be written is counted, and training goes on: an error there costs that one thing. So
+"""What cannot be written is counted, and training continues: an error costs only that one item. So
 does a disk that hangs for longer than ``GLASSHOUSE_GRACE_S`` after the end, which is 5 s here."""
 
 
@@ -73,25 +73,25 @@ def rule(point: str, action: str) -> str:
 def test_whatever_happens_at_a_point_the_job_ends_as_if_it_had_not(
     point: str,
     action: str,
-    any_shop: Shop,
+    any_harness: Harness,
     points: Callable[[str], Path],
-    undisturbed: Story,
+    undisturbed: JobHistory,
 ):
-    shop = any_shop
+    harness = any_harness
     kind = point if point in COUNTED else point.split(".", maxsplit=1)[0]
     once = points(f"{rule(point, action)}@{2 if point.startswith(OFTEN) else 1}")
-    shop.variables |= VARIABLES
-    shop.start_worker(wait=False)
-    job_id = shop.submit(spec_of(shop.dataset()), ring=False)
-    survive(shop, job_id)
+    harness.variables |= VARIABLES
+    harness.start_worker(wait=False)
+    job_id = harness.submit(spec_of(harness.dataset()), ring=False)
+    survive(harness, job_id)
     until(lambda: list(once.iterdir()), 20)  # what is done after the end too
-    story = Story.of(shop, job_id)
+    story = JobHistory.of(harness, job_id)
     if action != "kill" and kind in COUNTED and "dropped" in story.log:
         story.check_but_counted(undisturbed, COUNTED[kind])
     else:
         story.check(undisturbed)
-    check_attempts(shop, job_id)
-    assert [event.type for event in shop.events(job_id)].count("end") == 1
+    check_attempts(harness, job_id)
+    assert [event.type for event in harness.events(job_id)].count("end") == 1
 
 
 @pytest.mark.timeout(400)
@@ -100,26 +100,26 @@ def test_whatever_happens_at_a_point_the_job_ends_as_if_it_had_not(
 def test_whatever_happens_while_a_lost_attempt_is_given_up_the_job_ends_as_if_it_had_not(
     point: str,
     action: str,
-    any_shop: Shop,
+    any_harness: Harness,
     points: Callable[[str], Path],
-    undisturbed: Story,
+    undisturbed: JobHistory,
 ):
     """Its worker is killed; that one starts again, or another takes over, and comes by there."""
-    shop = any_shop
-    shop.variables |= VARIABLES
+    harness = any_harness
+    harness.variables |= VARIABLES
     once = points("spool.append=pause:60@120")
-    shop.start_worker("w1")
-    job_id = shop.submit(spec_of(shop.dataset()))
+    harness.start_worker("w1")
+    job_id = harness.submit(spec_of(harness.dataset()))
     until(lambda: list(once.iterdir()))
-    until(lambda: shop.payloads(job_id, "checkpoint"))
-    lost = shop.workers.pop("w1")
+    until(lambda: harness.payloads(job_id, "checkpoint"))
+    lost = harness.workers.pop("w1")
     lost.kill()
     lost.wait()
     points(rule(point, action))
     successor = "w1" if point.startswith("return") else "w2"
-    shop.start_worker(successor, wait=False)
-    survive(shop, job_id, successor)
+    harness.start_worker(successor, wait=False)
+    survive(harness, job_id, successor)
     assert len(list(once.iterdir())) == 2
-    Story.of(shop, job_id).check(undisturbed)
-    assert len(check_attempts(shop, job_id)) >= 2
-    assert [event.type for event in shop.events(job_id)].count("end") == 1
+    JobHistory.of(harness, job_id).check(undisturbed)
+    assert len(check_attempts(harness, job_id)) >= 2
+    assert [event.type for event in harness.events(job_id)].count("end") == 1

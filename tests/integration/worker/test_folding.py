@@ -9,12 +9,12 @@ from models.database import Database
 from models.jobs.leases import Claim
 from models.observations import stats, stats_folding, unfolded_stats
 from models.tables import Job
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from tests.waiting import until
 from worker.attempt import folding
 from worker.attempt.folding import Folding
 
-from .shop import Shop, train_spec
+from .harness import Harness, train_spec
 
 PROBE = {
     "layers": ["*"],
@@ -30,18 +30,18 @@ def left(database: Database, job: str) -> bool:
         return unfolded_stats.is_left(tx, job)
 
 
-@pytest.mark.staffed
-def test_a_job_that_has_ended_is_folded_and_says_what_its_events_said(shop: Shop):
-    job_id = shop.submit(train_spec(shop.dataset(), probes=[PROBE], stop={"steps": 30}))
-    shop.wait(job_id, "succeeded")
-    until(lambda: not left(shop.database, job_id))
+@pytest.mark.shared_worker
+def test_a_job_that_has_ended_is_folded_and_says_what_its_events_said(harness: Harness):
+    job_id = harness.submit(train_spec(harness.dataset(), probes=[PROBE], stop={"steps": 30}))
+    harness.wait(job_id, "succeeded")
+    until(lambda: not left(harness.database, job_id))
     told: dict[tuple[str, str], dict[int, list[Any]]] = {}
-    for event in shop.payloads(job_id, "stats"):
+    for event in harness.payloads(job_id, "stats"):
         assert event["columns"] == list(STATS_COLUMNS)
         for layer, kind, *figures in event["rows"]:
             told.setdefault((layer, kind), {})[event["step"]] = figures
     assert len(told) > 4
-    with shop.database.read() as tx:
+    with harness.database.read() as tx:
         found = {
             (series.layer, series.kind): dict(
                 zip(data.steps.tolist(), data.values.T.tolist(), strict=True)

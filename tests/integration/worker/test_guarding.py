@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from glasshouse.events import parse_event
-from tests.integration.worker.shop import Shop, train_spec
+from tests.integration.worker.harness import Harness, train_spec
 
 
-def guarded(shop: Shop, guard: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def guarded(harness: Harness, guard: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A job that takes the logarithm of numbers that are negative in some steps."""
-    spec = train_spec(shop.dataset(), **changes)
+    spec = train_spec(harness.dataset(), **changes)
     spec["network"]["layers"].append({"name": "log", "type": "log", "args": {}, "inputs": ["fc2"]})
     spec["network"]["outputs"] = ["log"]
     spec["loss"]["inputs"] = ["log", "y"]
@@ -18,18 +18,20 @@ def guarded(shop: Shop, guard: dict[str, Any], **changes: Any) -> dict[str, Any]
     return spec
 
 
-def told(shop: Shop, job_id: str) -> list[dict[str, Any]]:
-    found = shop.payloads(job_id, "finding")
+def told(harness: Harness, job_id: str) -> list[dict[str, Any]]:
+    found = harness.payloads(job_id, "finding")
     for payload in found:
         head = {"job": job_id, "seq": 1, "attempt": 1, "at": "2026-01-01T00:00:00Z"}
         parse_event({**head, "type": "finding", **payload})
     return found
 
 
-@pytest.mark.staffed
-def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_tried_again(shop: Shop):
-    job_id = shop.submit(guarded(shop, {"action": "fail"}))
-    job = shop.wait(job_id)
+@pytest.mark.shared_worker
+def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_retried(
+    harness: Harness,
+):
+    job_id = harness.submit(guarded(harness, {"action": "fail"}))
+    job = harness.wait(job_id)
     assert job.state == "failed"
     assert job.error is not None
     assert (job.error["code"], job.error["category"]) == ("non_finite", "nonfinite")
@@ -38,30 +40,30 @@ def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_tried_a
     assert (where["kind"], where["phase"], where["metric"]) == ("output", "forward", "loss")
     assert len(where["samples"]) == 16
     assert set(where["bad_samples"]) <= set(where["samples"])
-    assert [one.exit_kind for one in shop.attempts(job_id)] == ["nonfinite"]
-    (finding,) = told(shop, job_id)
+    assert [one.exit_kind for one in harness.attempts(job_id)] == ["nonfinite"]
+    (finding,) = told(harness, job_id)
     assert (finding["severity"], finding["action"], finding["layer"]) == ("error", "failed", "log")
     assert finding["message"] == job.error["message"]
     assert job.summary["loss"]["first_nonfinite_step"] == 0
 
 
-@pytest.mark.staffed
-def test_a_job_that_skips_is_counted_and_ends_when_all_are_skipped(shop: Shop):
-    job_id = shop.submit(guarded(shop, {"action": "skip_step", "max_skipped": 5}))
-    job = shop.wait(job_id)
+@pytest.mark.shared_worker
+def test_a_job_that_skips_is_counted_and_ends_when_all_are_skipped(harness: Harness):
+    job_id = harness.submit(guarded(harness, {"action": "skip_step", "max_skipped": 5}))
+    job = harness.wait(job_id)
     assert job.error is not None
     assert (job.error["code"], job.error["step"]) == ("too_many_skipped", 5)
     assert job.summary["skipped_steps"]["last"] == 6
-    assert [finding["action"] for finding in told(shop, job_id)] == ["skipped", "failed"]
+    assert [finding["action"] for finding in told(harness, job_id)] == ["skipped", "failed"]
 
 
-@pytest.mark.staffed
-def test_a_job_that_says_nothing_is_told_and_goes_on(shop: Shop):
-    spec = guarded(shop, {})
+@pytest.mark.shared_worker
+def test_a_job_that_says_nothing_is_reported_and_continues(harness: Harness):
+    spec = guarded(harness, {})
     del spec["guards"]
-    job_id = shop.submit(spec)
-    job = shop.wait(job_id)
+    job_id = harness.submit(spec)
+    job = harness.wait(job_id)
     assert job.state == "succeeded"
-    (finding,) = told(shop, job_id)
+    (finding,) = told(harness, job_id)
     assert (finding["step"], finding["layer"], finding["severity"]) == (0, "log", "warning")
     assert finding["checks"] == ["loss", "gradients"]

@@ -16,7 +16,7 @@ from models.database import Database
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Delivery
-from tests.integration.store.making import make_job
+from tests.integration.store.factories import make_job
 from tests.waiting import until
 from worker.context import WorkerContext
 from worker.delivery.webhooks import Delivering

@@ -20,7 +20,7 @@ from models.observations.events import NewEvent
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, now
-from tests.integration.store.making import make_job, make_worker, running
+from tests.integration.store.factories import make_job, make_worker, running
 from worker.attempt.captures import CapturedTensors
 from worker.attempt.control import CommandDelivery
 from worker.attempt.store import MAX_RECORDS, AttemptStore, punch_hole
@@ -31,7 +31,7 @@ Say = Callable[[AttemptStore, Path], None]
 
 
 class Forgetful(Database):
-    """Loses the answers of commits, as often as it is told to."""
+    """Loses the results of a given number of commits."""
 
     num_to_lose = 0
 

@@ -83,7 +83,7 @@ def test_every_view_is_the_same_page_and_wants_no_key(ask: Ask, path: str):
     ("name", "kind", "text"),
     [("main-ABC.js", "text/javascript", SCRIPT), ("main-ABC.css", "text/css", "a{}")],
 )
-def test_its_files_have_their_types_and_are_kept_for_ever(ask: Ask, name: str, kind: str, text):
+def test_its_files_have_their_types_and_are_kept_forever(ask: Ask, name: str, kind: str, text):
     answer = ask(f"/assets/{name}", Accept_Encoding="identity")
     assert (answer.status_code, answer.text) == (200, text)
     assert answer.headers["content-type"] == f"{kind}; charset=utf-8"

@@ -1,10 +1,10 @@
-"""Columns of very different scale are told at the plan, and false alarms are not."""
+"""The plan warns about columns of very different scale, without false alarms."""
 
 from typing import Any
 
 import pytest
 
-from api.submission.scales import uneven
+from api.submission.scales import scale_warning
 
 FLOAT = {"dtype": "float64", "shape": []}
 COLUMNS = [
@@ -46,17 +46,17 @@ def spec(
 
 
 def told(job: dict[str, Any]) -> str | None:
-    found = uneven(job, COLUMNS, STATISTICS)
+    found = scale_warning(job, COLUMNS, STATISTICS)
     return None if found is None else found["detail"]
 
 
 def test_the_columns_the_ratio_and_what_to_write_are_named():
-    found = uneven(spec(), COLUMNS, STATISTICS)
+    found = scale_warning(spec(), COLUMNS, STATISTICS)
     assert found == {
         "pointer": "/data/normalize",
         "code": "uneven_scale",
         "detail": "the column 'mass' has values of about 4.28e+03, and 'depth' of about 17.3, 247"
-        " times less, and nothing normalises them: few networks learn well from that; write"
+        " times less, and nothing normalizes them: few networks learn well from that; write"
         ' "normalize": {"x": {"type": "standard"}} into data',
     }
 
@@ -101,15 +101,15 @@ BATCH_NORM = {"name": "norm", "type": "BatchNorm1d", "inputs": ["x"]}
         spec({"name": "fc", "type": "Linear"}, x=dense("depth"), other=dense("mass")),
     ],
     ids=[
-        "normalised", "normalised by its first layer", "normalised behind cat", "scaled by hand",
+        "normalized", "normalized by its first layer", "normalized behind cat", "scaled by hand",
         "of one scale", "one-hot beside it", "columns without figures", "a single column",
         "an image", "a field that no layer reads", "classes", "the first field is read by default",
     ],
 )  # fmt: skip
-def test_nothing_is_said_of(job: dict[str, Any]):
+def test_nothing_is_reported_of(job: dict[str, Any]):
     assert told(job) is None
 
 
-def test_one_reader_without_a_normalisation_is_enough():
+def test_one_reader_without_a_normalization_is_enough():
     layers = (BATCH_NORM, {**LINEAR, "inputs": ["norm"]}, {**LINEAR, "name": "skip"})
     assert told(spec(*layers)) is not None

@@ -22,7 +22,7 @@ def test_news_between_two_waits_is_not_missed_and_is_news_once():
     assert asyncio.run(scene()) == [False, True]
 
 
-def test_a_ring_ends_the_wait_of_whoever_waits():
+def test_a_ring_ends_the_wait_of_every_waiter():
     async def scene() -> None:
         watch = Subscription(poll_s=300)
         waiting = asyncio.create_task(watch.wait())

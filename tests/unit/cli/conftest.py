@@ -5,7 +5,7 @@ import pytest
 from starlette.routing import Route
 
 from glasshouse.cli import main
-from tests.little_service import Serve, connect, serve, server
+from tests.stub_api import Serve, connect, serve, server
 
 __all__ = ["connect", "serve", "server"]
 

@@ -22,7 +22,7 @@ from api.submission.start import merged
 from glasshouse.cli import doctor, main
 from glasshouse.cli.processes import ROOT
 from glasshouse.client.arguments import device_of
-from tests.little_service import Serve, answer, events, job, listing, problem
+from tests.stub_api import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
 
@@ -52,7 +52,7 @@ def test_each_kind_of_error_has_its_exit_code(run: Run, response: Response, code
     assert run("cancel", "job_1", routes=[route])[0] == code
 
 
-def test_an_error_is_told_to_people_and_with_json_also_to_programs(run: Run):
+def test_an_error_is_reported_to_people_and_with_json_also_to_programs(run: Run):
     routes = [fixed("/jobs", problem(422, "invalid_spec", detail="No."), "POST")]
     spec = ROOT / "examples" / "digits.json"
     code, out, err = run("submit", str(spec), "-s", "data=1", "--json", routes=routes)
@@ -85,7 +85,7 @@ def test_a_file_that_is_not_there_is_1(run: Run):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": NaN}'])
-def test_a_file_that_is_no_spec_is_told(run: Run, tmp_path: Path, text: str):
+def test_a_file_that_is_no_spec_is_reported(run: Run, tmp_path: Path, text: str):
     (tmp_path / "job.json").write_text(text)
     code, _, err = run("submit", str(tmp_path / "job.json"), routes=[])
     assert code == 1
@@ -236,7 +236,7 @@ def test_watching_with_json_prints_one_document(run: Run):
     assert "step 4 (1000 in all)" in err
 
 
-def test_ctrl_c_detaches_and_the_job_goes_on(serve: Serve, tmp_path: Path):
+def test_ctrl_c_detaches_and_the_job_continues(serve: Serve, tmp_path: Path):
     reached, release = threading.Event(), threading.Event()
 
     def endless():
@@ -282,7 +282,7 @@ def test_jobs_are_listed_as_a_table_or_as_one_document(run: Run):
     assert [one["id"] for one in json.loads(out)] == ["job_1"]
 
 
-def test_the_version_is_told_without_a_service(capsys: pytest.CaptureFixture[str]):
+def test_the_version_is_reported_without_a_service(capsys: pytest.CaptureFixture[str]):
     assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"glasshouse {glasshouse.__version__}\n", "")
     assert main(["--version", "--json"]) == 0
@@ -494,7 +494,7 @@ def test_a_link_for_the_browser_can_be_printed(run: Run):
 
 
 @pytest.mark.parametrize("command", ["open", "status"])
-def test_a_home_in_which_nothing_has_run_is_told_and_no_other_is_taken(
+def test_a_home_in_which_nothing_has_run_is_reported_and_no_other_is_taken(
     run: Run, tmp_path: Path, command: str
 ):
     code, out, said = run(command, "--home", str(tmp_path / "empty"), routes=[])
@@ -514,7 +514,7 @@ def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: 
     assert (found.state, found.detail) == ("ok", str(index.parent))
 
 
-def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(run: Run, tmp_path: Path):
+def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Path):
     home = tmp_path / "open"
     home.mkdir(mode=0o755)
     code, out, _ = run("doctor", "--home", str(home), "--json", routes=[])
@@ -624,7 +624,7 @@ def sent(path: str, response: Response, bodies: list[Any]) -> Route:
     return Route(f"/api/v1{path}", endpoint, methods=["POST"])
 
 
-def test_a_job_is_tried_again_and_forked(run: Run):
+def test_a_job_is_retried_and_forked(run: Run):
     bodies: list[Any] = []
     routes = [
         sent("/jobs/job_1/retry", answer(job(id="job_2"), 201), bodies),

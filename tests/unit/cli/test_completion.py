@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from glasshouse.cli import completion, main
-from tests.little_service import Serve, job, listing
+from tests.stub_api import Serve, job, listing
 
 Complete = Callable[..., list[str]]
 
@@ -19,7 +19,7 @@ Complete = Callable[..., list[str]]
 def complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Complete:
-    """What bash is told for the last of these words."""
+    """The completions that bash gets for the last of these words."""
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
     monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
     monkeypatch.setattr("sys.argv", ["glasshouse"])
@@ -63,7 +63,7 @@ def test_ids_and_names_are_offered_as_they_begin(
     assert complete("wat") == ["watch"]
 
 
-def test_a_service_that_is_away_or_refuses_offers_nothing_and_says_nothing(
+def test_a_service_that_is_unavailable_or_refuses_offers_nothing_and_says_nothing(
     complete: Complete, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     assert complete("watch", "") == []

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from glasshouse.cli.job_view import JobView, sparkline
 from glasshouse.events import STATS_COLUMNS
-from tests.little_service import job
+from tests.stub_api import job
 
 
 def stats(step: int, *rows: list[Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_the_view_shows_progress_loss_accuracy_and_every_watched_layer():
 
 
 def test_nothing_is_wider_than_80_columns():
-    view = JobView(job(id="job_" + "0" * 26, name="a name that goes on and on " * 5))
+    view = JobView(job(id="job_" + "0" * 26, name="a name that never ever ends " * 5))
     name = "a_layer_with_a_name_of_64_characters_" + "x" * 27
     view.see(
         stats(
@@ -94,7 +94,7 @@ def test_a_line_names_the_figures_and_marks_nan():
     assert view.line() == "step 7 (1000 in all)  loss nan  NaN/Inf 3"
 
 
-def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():
+def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_nan_or_inf():
     assert sparkline([3.0, 2.0, 1.0], 10) == "█▅▁"
     assert sparkline([1.0, math.nan, 2.0], 10) == "▁!█"
     assert sparkline([math.inf], 10) == "!"
@@ -102,7 +102,7 @@ def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_not_finite():
     assert sparkline([1.0] * 100, 10) == "▁" * 10
 
 
-def test_what_was_asked_of_a_job_is_told():
+def test_what_was_asked_of_a_job_is_reported():
     view = JobView(job(state="pausing"))
     assert "pausing" in shown(view)
     told = {"type": "command", "command": "cmd_1", "state": "applied", "step": 40, "problem": None}
@@ -122,7 +122,7 @@ def test_what_was_asked_of_a_job_is_told():
     ]
 
 
-def test_what_was_found_out_is_told():
+def test_what_was_found_out_is_reported():
     view = JobView(job())
     view.see({"type": "finding", "message": "Step 7: the loss not finite."})
     assert "the loss not finite" in shown(view)
@@ -152,7 +152,7 @@ def seen_layers(count: int) -> JobView:
 
 
 def in_terminal(view: JobView, width: int, height: int, encoding: str = "utf-8") -> str:
-    """What a terminal of this size shows, without its colours."""
+    """What a terminal of this size shows, without its colors."""
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
     console = Console(
         file=text, width=width, height=height, force_terminal=True, color_system=None, emoji=False
@@ -188,7 +188,7 @@ def test_a_terminal_without_the_characters_gets_others():
     assert "_=#" in next(line for line in text.splitlines() if line.startswith("fc0"))
 
 
-def test_what_is_not_finite_is_an_alarm_until_a_later_attempt_runs_it_again():
+def test_what_is_nan_or_inf_is_an_alarm_until_a_later_attempt_runs_it_again():
     view = JobView(job())
     assert view.see(metrics(3, loss=1.0)) == []
     assert view.see(stats(4, ["fc", "output", 0, 0, 0, 3])) == [

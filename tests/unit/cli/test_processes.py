@@ -121,7 +121,7 @@ def test_what_is_written_is_for_its_owner_only(home: Path):
     assert [file.name for file in home.glob(".*")] == []
 
 
-def test_a_port_in_use_is_told(home: Path):
+def test_a_port_in_use_is_reported(home: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -17,7 +17,7 @@ from glasshouse.cli import durations, main
 from glasshouse.cli.broker import StackError
 from glasshouse.cli.stack import make_home
 from glasshouse.client.address import find_service
-from tests.little_service import answer, job, listing, problem
+from tests.stub_api import answer, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.test_commands import fixed
 
@@ -220,7 +220,7 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
     ("seconds", "text"),
     [(0, "0 s"), (99, "99 s"), (100, "2 min"), (7199, "120 min"), (7200, "2 h"), (172_800, "2 d")],
 )
-def test_a_time_is_told_in_its_largest_unit(seconds: float, text: str):
+def test_a_time_is_shown_in_its_largest_unit(seconds: float, text: str):
     assert durations.short(seconds) == text
 
 
@@ -271,7 +271,7 @@ def runtime(home: Path, **fields: Any) -> dict[str, str]:
     return {"GLASSHOUSE_HOME": str(home)}
 
 
-def test_a_service_that_was_stopped_is_said_to_be(tmp_path: Path):
+def test_a_service_that_was_stopped_is_reported_as_such(tmp_path: Path):
     environ = runtime(tmp_path, pid=None)
     with pytest.raises(gh.APIConnectionError, match="is stopped"):
         find_service(environ=environ)

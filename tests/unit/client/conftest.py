@@ -7,8 +7,8 @@ import pytest
 from starlette.routing import Route
 
 import glasshouse as gh
-from tests.awaited import blocking_client
-from tests.little_service import Serve, serve, server
+from tests.blocking_client import blocking_client
+from tests.stub_api import Serve, serve, server
 
 __all__ = ["serve", "server"]
 

@@ -32,7 +32,7 @@ from glasshouse.client.modules.weight_names import with_rates
 from glasshouse.client.training import train_spec
 from glasshouse.spec import Loss, Optimizer, parse_job
 from glasshouse.suggestions import nearest
-from tests.little_service import answer, job
+from tests.stub_api import answer, job
 from tests.unit.client.test_training import LAYERS, Recorder, checked
 
 Connect = Callable[..., gh.Client]
@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "differ in momentum (0 and 0.5); in a spec, only lr and weight_decay can differ",
     ),
     "a group at rest": ({"network": NET, "optimizer": of_groups(lr=0.0)}, "requires_grad_(False)"),
-    "parameters left out": (
+    "missing parameters": (
         {"network": NET, "optimizer": torch.optim.SGD(NET.body.parameters(), lr=0.1)},
         "it does not have head.weight, head.bias. Pass all parameters",
     ),
@@ -464,7 +464,7 @@ def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
         ("stepsize", ["step_size", "gamma"], ["step_size"]),
         ("learning_rate", ["lr", "betas"], ["lr"]),
         ("label_smooth", ["label_smoothing", "reduction"], ["label_smoothing"]),
-        ("colour", ["in_features", "out_features", "bias"], []),
+        ("color", ["in_features", "out_features", "bias"], []),
         ("x", [], []),
     ],
 )

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from torch.utils.data import Dataset
 
 import glasshouse as gh
-from tests.little_service import Serve, answer, job, listing
+from tests.stub_api import Serve, answer, job, listing
 
 LAYERS = [{"name": "scores", "type": "Linear", "args": {"in_features": 3, "out_features": 2}}]
 DATASET = {"id": "ds_1", "state": "ready", "splits": {"train": 6}, "columns": [], "format": "npz"}
@@ -63,7 +63,7 @@ def test_rows_are_read_off_the_loop_and_by_the_blocking_client_in_its_own_thread
         assert threading.active_count() == before
 
 
-def test_waiting_can_be_cut_short_and_the_client_goes_on(serve: Serve):
+def test_waiting_can_be_cut_short_and_the_client_continues(serve: Serve):
     async def wait() -> None:
         async with gh.AsyncClient(serve(training()), "k") as client:
             found = await client.jobs.get("job_1")

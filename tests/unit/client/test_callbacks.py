@@ -14,7 +14,7 @@ import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.callbacks import NAMES
 from glasshouse.client.early_stop import StopLimit
-from tests.little_service import Serve, answer, job, job_of, problem
+from tests.stub_api import Serve, answer, job, job_of, problem
 from tests.unit.client.test_stream import Streamed
 
 Connect = Callable[..., gh.Client]
@@ -37,7 +37,7 @@ def log_of_two_epochs() -> list[dict[str, Any]]:
 
 
 class Notes:
-    """Takes down what is called; answers where it is told to."""
+    """Records the calls and returns the configured answers."""
 
     def __init__(self, **answers: Any) -> None:
         self.calls: list[tuple[str, Any]] = []

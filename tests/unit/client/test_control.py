@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import Client, jsonio
-from tests.little_service import answer, job, job_of, listing, problem
+from tests.stub_api import answer, job, job_of, listing, problem
 
 Connect = Callable[..., Client]
 COMMAND = {

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse.client.statistics import Captured
-from tests.little_service import answer, events, job, job_of, listing, problem
+from tests.stub_api import answer, events, job, job_of, listing, problem
 from tests.unit.client.test_stream import frame
 
 Connect = Callable[..., gh.Client]

@@ -16,7 +16,7 @@ from starlette.routing import Route
 import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.probe_specs import as_probe
-from tests.little_service import answer, events, job, job_of, listing, problem
+from tests.stub_api import answer, events, job, job_of, listing, problem
 
 Connect = Callable[..., gh.Client]
 SAFETENSORS = "application/vnd.safetensors"
@@ -83,7 +83,7 @@ def test_a_cancelled_job_raises(connect: Connect):
         job_of(client).wait()
 
 
-def test_waiting_gives_up_in_time_and_the_job_goes_on(connect: Connect):
+def test_waiting_gives_up_in_time_and_the_job_continues(connect: Connect):
     client = connect(route("/jobs/job_1", answer(job())))
     with pytest.raises(gh.WaitTimeout, match="not canceled"):
         job_of(client).wait(timeout=0.1, progress=True)
@@ -99,7 +99,7 @@ def test_unknown_fields_are_kept(connect: Connect):
         _ = found.tempo
 
 
-def test_figures_that_are_not_finite_are_numbers(connect: Connect):
+def test_figures_that_are_nan_or_inf_are_numbers(connect: Connect):
     summary = {"loss": {"last": "NaN", "min": "-Infinity"}}
     client = connect(route("/jobs/job_1", answer(job(summary=summary))))
     loss = client.jobs.get("job_1").summary["loss"]
@@ -348,7 +348,7 @@ def test_a_probe_is_attached_followed_changed_and_removed(connect: Connect):
     assert [request.method for request in seen] == ["GET", "GET", "PATCH", "DELETE"]
 
 
-def test_a_probe_looks_at_every_step_unless_told(connect: Connect):
+def test_a_probe_looks_at_every_step_by_default(connect: Connect):
     assert as_probe("fc", ("output", "param"), "full", {"every": None})["every"] == 1
     assert as_probe(["fc"], "output", "stats", {"every": 4})["every"] == 4
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse.client.job_card import Card, sparkline
-from tests.little_service import Serve, answer, job, job_of, problem
+from tests.stub_api import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 LOSS = {"last": 0.31, "min": 0.29, "first_nonfinite_step": 7}
@@ -80,7 +80,7 @@ def test_the_line_has_its_extremes_at_its_edges_and_crosses_where_values_are_not
     assert drawn.attrib["aria-label"] == "loss from 4 to 3, min 1, 2 NaN or Inf values"
 
 
-def test_a_long_line_is_thinned_but_for_what_is_not_finite():
+def test_a_long_line_is_thinned_but_for_what_is_nan_or_inf():
     points = [(step, math.nan if step == 7_777 else 1.0 / (step + 1)) for step in range(100_000)]
     text = sparkline(points)
     assert len(text) < 10_000
@@ -121,7 +121,7 @@ def test_the_blocking_job_reads_itself_to_be_shown_and_the_awaited_shows_what_it
     assert "mnist" in text
 
 
-def test_a_service_that_is_away_does_not_keep_a_job_from_being_shown():
+def test_a_service_that_is_unavailable_does_not_keep_a_job_from_being_shown():
     with gh.Client("http://127.0.0.1:1", "k", max_retries=0) as client:
         assert "mnist" in job_of(client)._repr_html_()
 
@@ -206,7 +206,9 @@ def test_an_awaited_job_lives_in_its_own_loop(serve: Serve, monkeypatch: pytest.
     assert len(shown.cards) == 3
 
 
-def test_a_card_of_a_service_that_was_away_goes_on(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+def test_a_card_of_a_service_that_was_unavailable_continues(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("glasshouse.client.job.RETRY_S", 0.0)
     shown = in_notebook(monkeypatch)
     answers = iter([problem(503), answer(job(state="running")), problem(500), problem(404)])

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from tests.little_service import events, job, job_of, problem
+from tests.stub_api import events, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
 
 
 class Streamed:
-    """Streams events of one job and cuts each connection where it is told to."""
+    """Streams the events of one job and cuts each connection at a given place."""
 
     def __init__(self, records: list[dict[str, Any]], cuts: list[int]) -> None:
         self.records = records
@@ -103,7 +103,7 @@ def test_a_stream_of_some_types_knows_when_it_is_over(connect: Connect):
     assert streamed.types == ["end,state"]
 
 
-def test_numbers_that_are_not_finite_arrive_as_numbers(connect: Connect):
+def test_numbers_that_are_nan_or_inf_arrive_as_numbers(connect: Connect):
     stream = job_of(connect(Streamed(events(), []).route)).stream(types=["metrics"])
     losses = [event.values["loss"] for event in stream]  # pyright: ignore
     assert math.isnan(losses[5])
@@ -132,7 +132,7 @@ def test_a_job_that_does_not_exist_is_not_asked_for_again(connect: Connect):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_service_that_stays_away_is_given_up_on(connect: Connect):
+def test_a_service_that_stays_unavailable_is_given_up_on(connect: Connect):
     def stream(request: Request) -> Response:
         return problem(503, "draining", retryable=True)
 

@@ -1,4 +1,4 @@
-"""What `Client.train` and `Client.infer` make of the few things that they are told."""
+"""The specs that `Client.train` and `Client.infer` build from their few arguments."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.training import window_fields
 from glasshouse.spec import Graph, Preset, TrainJob, parse_job
-from tests.little_service import answer, job, listing, problem
+from tests.stub_api import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
 LAYERS = [
@@ -246,7 +246,7 @@ def test_several_stored_datasets_are_trained_on_as_one(connect: Connect):
         client.train(LAYERS, both, epochs=1, validation=0.2)
 
 
-def test_how_rows_are_prepared_is_said_in_a_word(connect: Connect):
+def test_how_rows_are_prepared_is_reported_in_a_word(connect: Connect):
     service = Recorder()
     service.dataset["splits"] = {"all": 10}
     windows = {"type": "cbow", "tokens": "words", "window": 3}
@@ -304,7 +304,7 @@ def test_the_fields_of_a_description_may_be_given_beside_it(connect: Connect):
         ({"epochs": 1, "learning_rate": 0.1}, "unknown options learning_rate"),
     ],
 )
-def test_a_wrong_option_is_told_before_anything_is_sent(
+def test_a_wrong_option_is_reported_before_anything_is_sent(
     connect: Connect, options: dict[str, Any], told: str
 ):
     service = Recorder()
@@ -406,7 +406,7 @@ def test_a_dataset_that_cannot_be_read_says_why(connect: Connect):
         ("book.txt", "text"),
     ],
 )
-def test_a_format_is_told_from_the_name(connect: Connect, name: str, expected: str, tmp_path: Any):
+def test_a_format_follows_from_the_name(connect: Connect, name: str, expected: str, tmp_path: Any):
     asked: list[str] = []
 
     async def upload(request: Request) -> Response:
@@ -421,7 +421,7 @@ def test_a_format_is_told_from_the_name(connect: Connect, name: str, expected: s
     assert asked == [expected]
 
 
-def test_a_name_that_does_not_tell_the_format_is_refused(connect: Connect, tmp_path: Any):
+def test_a_name_that_does_not_show_the_format_is_refused(connect: Connect, tmp_path: Any):
     (tmp_path / "rows.bin").write_bytes(b"")
     with pytest.raises(ValueError, match="format="):
         connect().datasets.upload(tmp_path / "rows.bin")

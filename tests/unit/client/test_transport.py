@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import errors
-from tests.little_service import answer, job, listing, problem
+from tests.stub_api import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
 
@@ -76,7 +76,7 @@ def test_each_status_has_its_error(connect: Connect, status: int, error: type[gh
     assert "Do this." in str(caught.value)
 
 
-def test_what_is_wrong_is_said_once(connect: Connect):
+def test_what_is_wrong_is_reported_once(connect: Connect):
     items = [{"pointer": "/stop/epochs", "detail": "must be positive", "code": "range"}]
     detail = "/stop/epochs: must be positive"
     script = Scripted(*[problem(422, errors=items, detail=detail)])
@@ -114,9 +114,7 @@ def test_every_status_error_is_exported_and_every_status_of_the_service_has_one(
         (504, False, 3),
     ],
 )
-def test_only_what_may_help_is_tried_again(
-    connect: Connect, status: int, retryable: bool, tries: int
-):
+def test_only_what_may_help_is_retried(connect: Connect, status: int, retryable: bool, tries: int):
     script = Scripted(*[problem(status, retryable=retryable) for _ in range(3)])
     client = connect(script.route("/api/v1/jobs/job_1"))
     with pytest.raises(gh.APIStatusError):
@@ -194,7 +192,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(connect: Connect):
     assert "gh_test" not in repr(client) + repr(client._transport.address)
 
 
-def test_a_number_that_is_not_finite_is_sent_by_name(connect: Connect):
+def test_a_number_that_is_nan_or_inf_is_sent_by_name(connect: Connect):
     script = Scripted(answer(job(), 201))
     client = connect(script.route("/api/v1/jobs", "POST"))
     client.jobs.create({"kind": "infer", "inputs": {"x": [[float("nan"), float("-inf")]]}})
@@ -252,7 +250,7 @@ def test_a_silent_service_is_a_timeout():
             client.info()
 
 
-def test_something_that_is_not_the_service_is_told_as_such(connect: Connect):
+def test_something_that_is_not_the_service_is_reported_as_such(connect: Connect):
     script = Scripted(PlainTextResponse("<html>hello"))
     with pytest.raises(gh.APIError, match="instead of JSON"):
         connect(script.route("/api/v1/")).info()

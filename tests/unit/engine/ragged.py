@@ -33,7 +33,7 @@ def texts(directory: Path, rows: list[list[int]] = TEXTS) -> Path:
 
 
 def meta_of(table: Path) -> dict[str, Any]:
-    """What the planner is told of a dataset."""
+    """What the planner receives about a dataset."""
     return json.loads((table / "meta.json").read_text())
 
 

@@ -67,7 +67,7 @@ def test_a_step_is_that_of_one_large_batch(reduction, digits, tmp_path):
     assert of_type(records, "progress")[-1]["step"] == 10
 
 
-def test_a_last_batch_left_out_leaves_its_step_shorter(digits, tmp_path):
+def test_a_last_batch_dropped_leaves_its_step_shorter(digits, tmp_path):
     small = {"batch_size": 16, "drop_last": True}
     sgd = {"type": "SGD", "args": {"lr": 0.1}}
     records = run(tmp_path, job(data=small, optimizer=sgd), digits)

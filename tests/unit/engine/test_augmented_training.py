@@ -143,7 +143,7 @@ def test_a_batch_once_more_is_as_it_was_trained_on_and_other_epochs_are_others(m
     assert not torch.equal(seen[0], seen[len(seen) // 2])
 
 
-def test_rows_that_are_only_looked_at_are_as_they_are_stored(table):
+def test_rows_that_are_only_inspected_are_as_they_are_stored(table):
     rows, plain = loaded(table), loaded(table, mine=field(augment=[]))
     for one, other in zip(rows.in_order(16), plain.in_order(16), strict=True):
         assert torch.equal(one["x"], other["x"])
@@ -152,7 +152,7 @@ def test_rows_that_are_only_looked_at_are_as_they_are_stored(table):
 
 @pytest.mark.parametrize("name", ["image", "floats"])
 @pytest.mark.parametrize("scale", [None, 0.5])
-def test_rows_are_scaled_then_changed_then_normalised(table, name, scale):
+def test_rows_are_scaled_then_changed_then_normalized(table, name, scale):
     """Padding is black before it is normalised, as torchvision's transforms are put in order."""
     if name == "image" and scale:
         scale = 1 / 510
@@ -366,7 +366,7 @@ def test_inference_changes_nothing_and_refuses_a_field_that_asks_for_it(table):
         ({"type": "GaussianNoise", "args": {"sigma": -1}}, ("args", "sigma")),
     ],
 )
-def test_a_change_that_is_none_is_refused_where_it_stands(item, place):
+def test_a_change_that_is_none_is_refused_at_its_place(item, place):
     with pytest.raises(ValidationError) as caught:
         parse_job(json.dumps(job([FLIP, item])))
     for entry in caught.value.errors():
@@ -427,7 +427,7 @@ def test_other_fields_than_dense_ones_have_no_images(kind):
         ({"augment": [{"type": "GaussianNoise"}], "scale": 1.0}, "/0", "scale gives 255"),
     ],
 )
-def test_a_change_that_does_not_fit_the_images_is_refused_where_it_stands(image, place, word):
+def test_a_change_that_does_not_fit_the_images_is_refused_at_its_place(image, place, word):
     whole = job([])
     whole["data"]["fields"]["image"] = {"type": "dense", **image}
     found = errors(whole)

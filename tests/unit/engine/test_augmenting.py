@@ -237,7 +237,7 @@ def test_a_shear_of_45_degrees_moves_each_line_by_its_distance_from_the_middle()
 # --- colours ---------------------------------------------------------------------------------
 
 
-def test_colours_at_the_ends_of_their_factors_are_closed_forms():
+def test_colors_at_the_ends_of_their_factors_are_closed_forms():
     x = images()
     grey = 0.2989 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
     mean = grey.mean((1, 2, 3), keepdim=True).expand_as(x)
@@ -285,7 +285,7 @@ def test_one_channel_is_its_own_grey():
     torch.testing.assert_close(made, x.mean((1, 2, 3), keepdim=True).expand_as(x))
 
 
-def test_the_order_of_colours_is_drawn_by_row():
+def test_the_order_of_colors_is_drawn_by_row():
     """Lighter and then grey is not grey and then lighter, where what is above white is cut off."""
     x = torch.full((200, 3, 1, 1), 0.8)
     rows = torch.arange(200)
@@ -386,7 +386,7 @@ def test_rotations_and_affine_changes_are_those_of_torchvision(interpolation, fi
         torch.testing.assert_close(moved[row], theirs, rtol=0, atol=1e-5)
 
 
-def test_colours_are_those_of_torchvision():
+def test_colors_are_those_of_torchvision():
     library = functional()
     x = images()
     made = changed(x, "ColorJitter", brightness=0.4, contrast=0.5, saturation=0.6, hue=0.3)

@@ -158,7 +158,7 @@ def test_running_statistics_are_averaged_and_counts_are_not(digits, tmp_path):
     assert not torch.equal(averaged["norm.running_var"], newest["norm.running_var"])
 
 
-def test_what_goes_on_takes_the_averages_along_or_leaves_them(digits, tmp_path):
+def test_what_continues_takes_the_averages_along_or_leaves_them(digits, tmp_path):
     """``init.load`` all: from a run with averages, to one with, without, and with others."""
     ema = {"type": "ema", "decay": 0.8}
     job = spec(average=ema, checkpoint={"every_steps": 1})

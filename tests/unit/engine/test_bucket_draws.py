@@ -158,7 +158,7 @@ def test_lengths_and_rows_are_those_of_memory(lists, name, limit, fraction):
 
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"cache": "memory"}], ids=str)
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_job_goes_on_bit_for_bit_in_the_middle_of_an_epoch(more, epoch, lists, tmp_path):
+def test_a_job_resumes_bit_for_bit_in_the_middle_of_an_epoch(more, epoch, lists, tmp_path):
     asked = pooled(**more)
     records = run(tmp_path / "whole", asked, lists)
     assert planned(asked, meta_of(lists))["num_steps"] == len(losses(records)) == 2 * 20
@@ -209,7 +209,7 @@ def pooled(**data: Any) -> dict[str, Any]:
         ({"shuffle": {"buffer_size": 48, "enabled": False}}, "/data/bucket_by_length"),
     ],
 )
-def test_what_does_not_go_with_a_pool_is_refused_where_it_stands(data, place, lists):
+def test_what_does_not_go_with_a_pool_is_refused_at_its_place(data, place, lists):
     assert [*errors(pooled(**data), meta_of(lists))] == [place]
 
 

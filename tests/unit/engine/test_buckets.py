@@ -119,7 +119,7 @@ def shown(table: Path, directory: Path, spec: dict[str, Any]) -> tuple[list[dict
     return run(directory, spec, table), planned(spec, meta_of(table))
 
 
-def test_training_makes_the_steps_that_the_plan_says_and_tells_their_padding(many, tmp_path):
+def test_training_makes_the_steps_that_the_plan_says_and_reports_their_padding(many, tmp_path):
     for number, options in enumerate(({}, {"max_tokens": 40}, {"max_tokens": 60, "width": 5})):
         spec = bucketed(**options, data={"batch_size": 8})
         records, plan = shown(many, tmp_path / str(number), spec)
@@ -161,7 +161,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_that_was_stopped_within_an_epoch_goes_on_bit_for_bit(
+def test_a_run_that_was_stopped_within_an_epoch_resumes_bit_for_bit(
     many, tmp_path, kind, accumulate
 ):
     spec = job(
@@ -227,7 +227,7 @@ def by_closed_form(lengths: list[int], size: int) -> float:
     return 1 - total / (whole * places(size) + (places(rest) if rest else 0))
 
 
-def test_the_plan_tells_lengths_and_padding(tmp_path):
+def test_the_plan_reports_lengths_and_padding(tmp_path):
     rows = [[1] * RANDOM.randrange(1, 60) for _ in range(1500)]
     table = texts(tmp_path, rows)
     lengths = [len(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Recurrent layers that go on from batch to batch: as one long sequence, and from checkpoints."""
+"""Recurrent layers that keep their hidden state across batches, and across checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tests.unit.engine.ragged import meta_of
 from tests.unit.engine.test_resuming import _resume
 
 ROWS, STEPS, WIDTH, BATCH = 30, 4, 3, 6
-"""Five batches: row i of each goes on where row i of the one before has ended."""
+"""Five batches: row i of each continues row i of the previous one."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_it_is_trained_as_one_long_sequence_cut_into_pieces(long, tmp_path, kind
     assert losses(run(tmp_path / "not", carries_not, long))[1:] != found[1:]
 
 
-def test_a_smaller_last_batch_goes_on_with_its_rows(long, tmp_path):
+def test_a_smaller_last_batch_continues_with_its_rows(long, tmp_path):
     data = {"batch_size": 8}
     found = losses(run(tmp_path, job(stop={"epochs": 2}, data=data), long))
     assert found == by_hand("LSTM", long, 2, size=8)[0]
@@ -127,13 +127,13 @@ def test_an_evaluation_begins_with_zeros_and_training_does_not_know(long, tmp_pa
     assert last == pytest.approx(total / 12, rel=1e-6)
     kept = [item for item in of_type(records, "artifact") if item["name"].startswith("samples")]
     samples = load_file(tmp_path / kept[-1]["file"])
-    with torch.no_grad():  # a sampled row goes on from nothing
+    with torch.no_grad():  # a sampled row starts without hidden state
         x = torch.from_numpy(np.load(long / "test" / "0.npy"))[samples["row"]]
         assert torch.allclose(samples["fc"], fc(rnn(x)[0][:, -1]), atol=1e-6)
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
-def test_it_goes_on_from_a_checkpoint_bit_for_bit(long, tmp_path, step):
+def test_it_continues_from_a_checkpoint_bit_for_bit(long, tmp_path, step):
     saving = job(stop={"epochs": 2}, checkpoint={"every_steps": 1, "keep_last": 100})
     records = run(tmp_path / "whole", saving, long)
     resumed = _resume(tmp_path / "again", saving, long, step, tmp_path / "whole")
@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_go_on_is_refused_in_its_place(long, case):
+def test_what_cannot_continue_is_refused_in_its_place(long, case):
     changes, pointer, part = WRONG[case]
     found = errors(job(**changes), meta_of(long))
     assert pointer in found, found

@@ -150,7 +150,7 @@ def test_files_are_as_the_library_writes_them(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "ASGD", "Rprop", "Adafactor", "RAdam"])
-def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, name):
+def test_an_optimizer_continues_as_if_it_had_never_stopped(tmp_path, name):
     def make():
         torch.manual_seed(0)
         network = nn.Linear(3, 2)

@@ -138,7 +138,7 @@ def test_both_ends_can_be_set_while_it_runs(digits, tmp_path):
     assert losses(records) == losses(run(tmp_path / "b", set_from_the_start, digits))
 
 
-def test_a_norm_that_is_not_finite_is_told_and_training_goes_on(digits, tmp_path):
+def test_a_norm_that_is_nan_or_inf_is_reported_and_training_continues(digits, tmp_path):
     job = spec(
         grad_clip={"type": "global_norm", "max": 1.0},
         optimizer={"type": "SGD", "args": {"lr": 1e30}},

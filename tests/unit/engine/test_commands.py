@@ -169,7 +169,7 @@ def test_things_are_done_after_the_step_that_is_under_way(digits, tmp_path):
 
 
 @pytest.mark.parametrize("state", ["paused", "interrupted"])
-def test_a_job_that_is_to_go_on_later_ends_with_a_checkpoint_that_is_not_the_last(
+def test_a_job_that_is_to_continue_later_ends_with_a_checkpoint_that_is_not_the_last(
     digits, tmp_path, state: str
 ):
     data = {"validation": {"dataset": "ds_1", "split": "test"}}

@@ -160,7 +160,7 @@ def test_accuracy_may_be_named_and_be_due_on_some_steps(digits, tmp_path):
     assert not by_name(records, "validation/correct_fraction(fc,label)")
 
 
-def test_a_figure_of_nothing_is_not_a_number_and_training_goes_on(digits, tmp_path):
+def test_a_figure_of_nothing_is_not_a_number_and_training_continues(digits, tmp_path):
     job = spec(
         optimizer={"type": "SGD", "args": {"lr": 0.0}},
         metrics=[{"type": "l2_ratio", "inputs": ["fc.weight/update", "fc.bias/update"]}],
@@ -216,7 +216,7 @@ def test_no_hook_is_there_on_steps_that_are_not_due_and_none_stays(digits):
     assert seen == [1, 0, 0, 1, 0, 0, 1]
 
 
-def test_a_figure_that_cannot_be_computed_is_told_and_switched_off(capfd):
+def test_a_figure_that_cannot_be_computed_is_reported_and_switched_off(capfd):
     network, job = _network()
     told: list = []
     derived = Derived(network, job.metrics, emit=told.append)

@@ -124,7 +124,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("middle", "optimizer", "lr"), CASES)
-def test_the_first_value_that_is_not_finite_is_found_where_torch_has_it(
+def test_the_first_value_that_is_nan_or_inf_is_found_where_torch_has_it(
     middle: str, optimizer: str, lr: float, table: Path, tmp_path: Path
 ):
     records = run(tmp_path, job(middle, optimizer, lr, "warn"), table)
@@ -219,7 +219,7 @@ def test_a_field_is_to_blame_however_many_tensors_later_the_first_bad_one_is(tmp
     assert records[-1]["error"]["hint"] == found["causes"][0]
 
 
-def test_parameters_that_an_update_made_bad_are_told_of_with_the_rows_of_that_step(
+def test_parameters_that_an_update_made_bad_are_reported_with_the_rows_of_that_step(
     table: Path, tmp_path: Path
 ):
     body = job("square", "SGD", 1e30, "warn")

@@ -37,7 +37,7 @@ def test_so_many_values_that_are_no_better_are_the_end(mode, min_delta, values, 
     over: list[bool] = []
     for number, value in enumerate(values):
         again = EarlyStop(spec)
-        again.restore(early.state())  # what a resumed run would go on with
+        again.restore(early.state())  # the state of a resumed run
         early = again
         early.judge(float(value), number)
         over.append(early.is_over)
@@ -58,7 +58,7 @@ def test_training_ends_and_says_why(digits, tmp_path):
     assert of_type(records, "checkpoint")[-1]["final"]
 
 
-def test_a_job_that_had_ended_early_does_not_go_on(digits, tmp_path):
+def test_a_job_that_had_ended_early_does_not_continue(digits, tmp_path):
     job = spec(**JUDGED, optimizer=STUCK, stop={"epochs": 50, "early": EARLY})
     run(tmp_path / "a", job, digits)
     there = {"dir": str(tmp_path / "a/checkpoints/step-8"), "step": 8}

@@ -368,7 +368,7 @@ def test_a_job_without_them_never_imports_torchmetrics():
 # --- what goes wrong -------------------------------------------------------------------------
 
 
-def test_a_figure_that_cannot_be_computed_is_nan_and_told(houses, tmp_path, capfd):
+def test_a_figure_that_cannot_be_computed_is_nan_and_reported(houses, tmp_path, capfd):
     job = priced(
         [metric("BinaryF1Score", "fc", "y"), metric("R2Score", "fc", "y")],
         checkpoint={"keep_best": {"metric": "validation/BinaryF1Score", "mode": "max"}},
@@ -387,7 +387,9 @@ def test_a_figure_that_cannot_be_computed_is_nan_and_told(houses, tmp_path, capf
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_tensors_that_cannot_be_written_are_told_and_training_goes_on(digits, tmp_path, capfd):
+def test_tensors_that_cannot_be_written_are_reported_and_training_continues(
+    digits, tmp_path, capfd
+):
     tmp_path.joinpath("artifacts").write_text("no directory")
     records = run(tmp_path, judging([metric("MulticlassConfusionMatrix", args=TEN)]), digits)
     assert "tensors of metrics" in of_type(records, "dropped")[0]["what"]

@@ -88,7 +88,7 @@ def test_an_exception_in_a_layer_is_the_users_and_names_the_layer(work, code: st
         ("CUDA error: out of memory", "out_of_memory"),
     ],
 )
-def test_errors_of_a_device_are_told_apart(text: str, code: str):
+def test_errors_of_a_device_are_distinguished(text: str, code: str):
     failure = classify(StepFailed(1, LayerFailed("fc", RuntimeError(text))))
     assert failure.code == code
     assert failure.retryable == (code == "device_failed")
@@ -98,7 +98,7 @@ def test_errors_of_a_device_are_told_apart(text: str, code: str):
     ("number", "code"),
     [(errno.ENOSPC, "disk_full"), (errno.EDQUOT, "disk_full"), (errno.EIO, "storage_failed")],
 )
-def test_a_full_disk_is_told_from_one_that_is_broken(number: int, code: str):
+def test_a_full_disk_differs_from_one_that_is_broken(number: int, code: str):
     assert classify(OSError(number, "x")).code == code
 
 

@@ -103,7 +103,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_no_optimizer_is_left_out():
+def test_no_optimizer_is_omitted():
     """Muon and SparseAdam take other parameters, and come below."""
     tried = {name for name, _ in OPTIMIZERS.values()} | {"Muon", "SparseAdam"}
     assert tried == set(optimizer_classes())
@@ -193,7 +193,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_no_scheduler_is_left_out():
+def test_no_scheduler_is_omitted():
     """ReduceLROnPlateau is judged by evaluations, and comes below."""
     assert {*SCHEDULERS, "ReduceLROnPlateau"} == set(scheduler_classes())
 

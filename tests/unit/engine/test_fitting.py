@@ -142,7 +142,7 @@ def test_files_teach_what_memory_teaches_bit_for_bit(table, limit, fraction):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_bytes_are_normalised_as_in_memory(tmp_path):
+def test_bytes_are_normalized_as_in_memory(tmp_path):
     draw = np.random.default_rng(0)
     columns = {"image": draw.integers(0, 256, (50, 3, 4, 4)).astype(np.uint8)}
     table = write_table(tmp_path, columns, {"all": slice(None)})
@@ -168,7 +168,7 @@ def test_what_was_learned_before_is_not_looked_for_again(table, monkeypatch):
     assert reader.prepared.state().keys() == memory.prepared.state().keys()
 
 
-def test_a_row_that_cannot_be_normalised_is_named_before_the_first_step(tmp_path):
+def test_a_row_that_cannot_be_normalized_is_named_before_the_first_step(tmp_path):
     x = np.ones((5000, 300), np.float32)
     x[4321, 7] = np.inf
     table = write_table(tmp_path, {"x": x}, {"all": slice(None)})
@@ -215,7 +215,7 @@ POOLED = {
 }
 
 
-def test_a_training_goes_on_with_what_it_learned_and_looks_at_no_row_again(digits, tmp_path):
+def test_a_training_continues_with_what_it_learned_and_looks_at_no_row_again(digits, tmp_path):
     made = spec(data=POOLED, evaluate={"every_epochs": 1}, checkpoint={"every_steps": 1})
     records = run(tmp_path / "whole", made, digits)
     told = [r for r in of_type(records, "metrics") if "data/fit_s" in r["values"]]
@@ -258,7 +258,7 @@ def test_a_job_that_is_asked_to_end_while_rows_are_gone_through_ends(
     capfd.readouterr()
 
 
-def test_a_long_look_is_told_of_while_it_lasts(monkeypatch, tmp_path):
+def test_a_long_look_is_reported_while_it_lasts(monkeypatch, tmp_path):
     """A worker takes a rank that says nothing for one that stands still."""
     told: list[dict[str, Any]] = []
     flushed: list[int] = []

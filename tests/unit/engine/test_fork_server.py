@@ -150,7 +150,7 @@ def test_a_rank_writes_to_its_own_files(fork_server, tmp_path):
     assert read_frames(tmp_path / "spool", 0)[0][-1]["error"]["code"] == "spec_failed"
 
 
-def test_ranks_end_with_the_worker_and_with_the_nursery(digits, tmp_path):
+def test_ranks_end_with_the_worker_and_with_the_fork_server(digits, tmp_path):
     job = write_job(tmp_path / "a", planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()
     pid = client.fork(job)["pid"]
@@ -203,7 +203,7 @@ def test_a_parent_that_died_before_the_rank_was_armed_takes_it_along():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
-def test_killing_the_nursery_kills_its_ranks(digits, tmp_path):
+def test_killing_the_fork_server_kills_its_ranks(digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()
     pid = client.fork(job)["pid"]

@@ -38,7 +38,7 @@ def record(step: int) -> dict[str, object]:
     return {"type": "metrics", "step": step}
 
 
-def test_what_is_said_on_a_full_disk_is_kept_and_written_once_there_is_room(
+def test_what_is_reported_on_a_full_disk_is_kept_and_written_once_there_is_room(
     disk: Disk, tmp_path: Path
 ):
     spool = SpoolWriter(tmp_path / "spool")

@@ -124,7 +124,7 @@ def test_all_that_watch_together_stay_within_the_budget():
     assert all(item.factor > 1 for item in pair)
 
 
-def test_what_probes_without_a_budget_cost_is_told_apart_from_the_others():
+def test_what_probes_without_a_budget_cost_is_distinguished_from_the_others():
     free, held = watch(0, max_overhead=None), watch(1, max_overhead=0.03)
     job = Job({free: 0.1e-3, held: 0.01e-3}).go(400)
     assert job.governor.fractions() == pytest.approx((0.11, 0.1))
@@ -323,7 +323,7 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
 
 
 def test_the_last_look_changes_no_interval():
-    """The last checkpoint is made by then: whoever goes on from it would look as before."""
+    """The last checkpoint exists by then: a run that resumes from it would watch as before."""
     one = watch("p", every=1)
     told: list = []
     overhead = Overhead(told.append)

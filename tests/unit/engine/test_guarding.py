@@ -289,7 +289,7 @@ def test_a_skipped_step_changes_nothing_and_the_rest_is_torchs(aimless, tmp_path
     assert [item["action"] for item in findings(records)] == ["skipped", "skipped"]
 
 
-def test_a_bad_batch_leaves_no_trace_in_batch_normalisation(tmp_path):
+def test_a_bad_batch_leaves_no_trace_in_batch_normalization(tmp_path):
     table = table_of(tmp_path, x={(BATCH * BAD, 1): np.nan})
     run(tmp_path / "a", job({"action": "skip_step"}), table)
     saved = model_of(tmp_path / "a")
@@ -297,7 +297,7 @@ def test_a_bad_batch_leaves_no_trace_in_batch_normalisation(tmp_path):
     assert int(saved["norm.num_batches_tracked"]) == NUM_STEPS - 1
 
 
-def test_left_alone_a_bad_loss_is_told_of_once_and_training_goes_on(aimless, tmp_path):
+def test_left_alone_a_bad_loss_is_reported_once_and_training_continues(aimless, tmp_path):
     """The default: what a job does with its numbers is its own matter."""
     records = run(tmp_path / "a", job(), aimless)
     assert records[-1]["state"] == "succeeded"
@@ -342,7 +342,7 @@ def test_what_is_skipped_over_is_not_blamed(tmp_path):
     assert (found["step"], found["layer"]) == (BAD, "target")
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_counts_on(tmp_path):
+def test_a_run_that_continues_from_a_checkpoint_counts_on(tmp_path):
     spoilt = {(BATCH * step, 0): np.nan for step in (10, 11, 12, 20)}
     table = table_of(tmp_path, target=spoilt)
     body = job({"action": "skip_step"}, checkpoint={"every_steps": 1, "keep_last": 100})
@@ -453,7 +453,7 @@ def test_what_is_to_fail_waits_with_its_parameters_until_the_host_knows(name: st
 # --- what it costs ----------------------------------------------------------------------------
 
 
-def test_gradients_are_looked_at_less_often_where_looking_is_dear():
+def test_gradients_are_inspected_less_often_where_that_is_expensive():
     now = [0.0]
 
     def steps(pace: CheckInterval, cost_s: float, number: int) -> list[int]:
@@ -513,7 +513,7 @@ def test_what_it_cannot_do_is_refused(body: str, word: str):
         NonfiniteGuard.model_validate_json(body)
 
 
-def test_a_glob_that_names_nothing_is_refused_where_it_stands(table):
+def test_a_glob_that_names_nothing_is_refused_at_its_place(table):
     meta = json.loads((table / "meta.json").read_text())
     found = errors(job({"skip": ["fc", "drop*", "nothing*"]}), meta)
     assert list(found) == ["/guards/nonfinite/skip/2"]

@@ -117,7 +117,7 @@ def test_without_the_kernel_the_histogram_is_the_same(monkeypatch):
 # --- in the record of a step -----------------------------------------------------------------
 
 
-def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
+def test_what_is_read_back_from_a_device_reports_the_same_as_what_was_here():
     both = frozenset({"histogram", "quantiles"})
     inputs = [torch.randn(300), torch.tensor([math.nan, math.inf]), torch.zeros(0)]
     here = [TensorHistogram("a", "output", *summarize(x, histogram=True), both) for x in inputs]
@@ -134,7 +134,7 @@ def test_what_is_read_back_from_a_device_tells_the_same_as_what_was_here():
     assert [*landed(here, torch.empty(0))] == here
 
 
-def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monkeypatch):
+def test_a_step_on_a_device_reports_what_a_step_here_reports(digits, tmp_path, monkeypatch):
     everything = {"layers": ["*"], "kinds": ["output", "param", "param_grad"], "every": 2}
     job = spec(probes=[{**everything, "want": ["stats", "histogram", "quantiles"]}])
     here = of_type(run(tmp_path / "here", job, digits), "stats")
@@ -154,7 +154,7 @@ def test_a_step_on_a_device_tells_what_a_step_here_tells(digits, tmp_path, monke
                 assert row[2:] == pytest.approx(expected[2:], rel=1e-6, abs=1e-9)
 
 
-def test_only_what_is_wanted_is_told():
+def test_only_what_is_wanted_is_reported():
     figures, counts = summarize(torch.arange(1.0, 9.0), histogram=True)
     counted = [
         TensorHistogram("a", "output", figures, counts, frozenset({"histogram"})),

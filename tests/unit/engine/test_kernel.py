@@ -214,7 +214,7 @@ def test_a_library_of_another_source_is_not_used(tmp_path):
     assert native_kernel.load(compile_into(tmp_path / "new")) is not None
 
 
-def test_a_compiler_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_compiler_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", shutil.which("false") or "false")
     with pytest.raises(NotCompiled, match="false failed"):
         compile_into(tmp_path)
@@ -266,7 +266,7 @@ def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
     library.unlink()
 
 
-def test_without_a_compiler_the_install_goes_on_and_the_plain_path_is_used(tree, tmp_path):
+def test_without_a_compiler_the_install_continues_and_the_plain_path_is_used(tree, tmp_path):
     nowhere = {"PATH": str(tmp_path / "nothing"), "CXX": ""}
     build(tree, tmp_path / "editable", "wheel:editable", **nowhere)
     wheel, said = build(tree, tmp_path / "out", **nowhere)

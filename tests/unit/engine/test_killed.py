@@ -36,7 +36,7 @@ def fork_server():
 
 @dataclass
 class Chain:
-    """Attempts of one job, each going on from the newest checkpoint that was told of."""
+    """Attempts of one job. Each resumes from the newest reported checkpoint."""
 
     fork_server: Client
     directory: Path
@@ -68,7 +68,7 @@ class Chain:
         assert {Path(record["dir"]).name for record in told} <= there
         for name in there:
             saved = checkpoint.read(job / "checkpoints" / name)
-            assert {*range(saved.step)} <= self.seen.keys(), "saved before its steps were told"
+            assert {*range(saved.step)} <= self.seen.keys(), "saved before its steps were reported"
         self.num_checkpoints += len(told)
         if told:
             self.resume = {"dir": str(job / told[-1]["dir"]), "step": told[-1]["step"]}

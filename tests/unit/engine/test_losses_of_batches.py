@@ -233,7 +233,7 @@ def test_rows_that_are_read_from_files_wait_as_batches_do_in_memory(table, tmp_p
         assert all(len(seen[step, "loss.rows", "output"]) == 8 for step in range(8))
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(table, tmp_path):
+def test_a_run_that_was_stopped_resumes_bit_for_bit(table, tmp_path):
     many = job(SEVERAL, data={"batch_size": 7}, accumulate=3, checkpoint={"every_steps": 1})
     whole = run(tmp_path / "a", many, table)
     there = {"dir": str(tmp_path / "a/checkpoints/step-3"), "step": 3}

@@ -96,7 +96,7 @@ def test_steps_evaluations_and_checkpoints_come_when_they_would(digits, tmp_path
     assert saved == [item["step"] for item in of_type(whole, "checkpoint")]
 
 
-def test_what_was_begun_with_whole_batches_goes_on_in_parts(digits, tmp_path):
+def test_what_was_begun_with_whole_batches_continues_in_parts(digits, tmp_path):
     """In the middle of an epoch: the parts to come are those of the batches to come."""
     sgd = {"type": "SGD", "args": {"lr": 0.1, "momentum": 0.9}}
     job = spec(network=PLAIN, optimizer=sgd, checkpoint={"every_steps": 3, "keep_last": 9})
@@ -169,7 +169,7 @@ print(torch._C._accelerator_getAllocatorSettings())
     assert found.stdout.strip() == settings
 
 
-def test_what_cannot_be_run_in_parts_is_refused_and_what_differs_is_said():
+def test_what_cannot_be_run_in_parts_is_refused_and_what_differs_is_reported():
     rnn = {"name": "rnn", "type": "GRU", "args": {"hidden_size": 4}, "stateful": True}
     flat = {"name": "rows", "type": "Flatten", "args": {"start_dim": 1, "end_dim": 2}}
     last = [{"name": "flat", "type": "Flatten"}, CNN[-1]]

@@ -35,7 +35,7 @@ def values(*layers, outputs=None, **batch):
     return network, network(batch)
 
 
-def test_sizes_that_follow_from_the_input_may_be_left_out():
+def test_sizes_that_follow_from_the_input_may_be_omitted():
     cases = [
         (layer("a", "Linear", "x", out_features=3), {"in_features": 8}),
         (layer("a", "Conv1d", "x", out_channels=3, kernel_size=2), {"in_channels": 6}),
@@ -314,7 +314,7 @@ def test_a_parameter_that_cannot_be_is_refused(args, pointer):
     assert caught.value.problems[0].pointer.startswith(pointer)
 
 
-def test_a_layer_can_be_told_to_count_what_rows_are_padded_with():
+def test_a_layer_can_be_set_to_count_what_rows_are_padded_with():
     text = torch.tensor([[1, 2, 3], [4, 0, 0]])
     lengths = torch.tensor([3, 1])
     layers = [

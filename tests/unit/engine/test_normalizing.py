@@ -75,7 +75,7 @@ def column(table: Path, number: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "scaler"), [("standard", StandardScaler()), ("minmax", MinMaxScaler())]
 )
-def test_both_halves_are_normalised_by_the_figures_of_the_first(table, kind, scaler):
+def test_both_halves_are_normalized_by_the_figures_of_the_first(table, kind, scaler):
     field = DenseField(type="dense", columns=("far", "same", "y"))
     train = read(table, HALF, {"x": field}, normalize={"x": Normalize(type=kind)})
     judged = read(
@@ -91,7 +91,7 @@ def test_both_halves_are_normalised_by_the_figures_of_the_first(table, kind, sca
     assert (whole(train, "x")[:, 1] == 0).all()  # the constant column
 
 
-def test_the_price_of_houses_is_normalised_by_mean_and_range(table):
+def test_the_price_of_houses_is_normalized_by_mean_and_range(table):
     normalize = {"x": Normalize(type="mean_normalization")}
     rows = read(table, HALF, {"x": DenseField(type="dense", column="y")}, normalize=normalize)
     y = column(table, 5)[rows.numbers(slice(0, rows.num_rows)).numpy()]
@@ -163,7 +163,7 @@ def test_a_constant_column_becomes_zero_whatever_its_value(kind, value):
     assert (figures.normalized(x) == 0).all()
 
 
-def test_a_sequence_is_normalised_by_its_steps_and_padded_with_zeros(tmp_path):
+def test_a_sequence_is_normalized_by_its_steps_and_padded_with_zeros(tmp_path):
     lists = [[[1.0, 10.0], [3.0, 10.0]], [[5.0, 10.0]], [], [["NaN", 10.0], [9.0, 10.0]]]
     table = write_ragged(tmp_path, [{"s": row} for row in lists])
     field = DenseSequenceField(type="dense_sequence", dim=2, fill="mean")
@@ -241,7 +241,7 @@ def test_a_checkpoint_holds_what_was_learned_in_a_file_of_its_own(trained):
 
 
 @pytest.mark.parametrize("step", [3, 7, 10])
-def test_a_job_goes_on_bit_for_bit_with_the_figures_that_it_had(trained, table, tmp_path, step):
+def test_a_job_resumes_bit_for_bit_with_the_figures_that_it_had(trained, table, tmp_path, step):
     records, directory = trained
     there = {"dir": str(directory / "checkpoints" / f"step-{step}"), "step": step}
     rest = run(tmp_path, job(), table, resume=there)
@@ -252,7 +252,7 @@ def test_a_job_goes_on_bit_for_bit_with_the_figures_that_it_had(trained, table, 
         assert all(torch.equal(mine[name], item) for name, item in load_file(theirs).items())
 
 
-def test_who_goes_on_takes_the_figures_and_does_not_find_them_again(trained, table, tmp_path):
+def test_who_continues_takes_the_figures_and_does_not_find_them_again(trained, table, tmp_path):
     """Other rows, which would give other figures: a fork takes those of the checkpoint."""
     _, directory = trained
     start = directory / "checkpoints" / "step-10"
@@ -269,7 +269,7 @@ def test_who_goes_on_takes_the_figures_and_does_not_find_them_again(trained, tab
     assert unlike.figures["x"].divisor[0] != known(directory, 10).figures["x"].divisor[0]
 
 
-def test_inference_normalises_rows_of_a_dataset_and_of_a_request_alike(trained, table, tmp_path):
+def test_inference_normalizes_rows_of_a_dataset_and_of_a_request_alike(trained, table, tmp_path):
     records, directory = trained
     resolved = planned(job(), json.loads((table / "meta.json").read_text()))["spec"]
     last = directory / of_type(records, "checkpoint")[-1]["dir"]
@@ -341,7 +341,7 @@ def test_figures_of_another_run_are_refused(trained, table, tmp_path):
         ({"x": {"type": "zscore"}}, "/data/normalize/x/type", "standard"),
     ],
 )
-def test_what_cannot_be_normalised_is_refused(table, normalize, pointer, says):
+def test_what_cannot_be_normalized_is_refused(table, normalize, pointer, says):
     meta = json.loads((table / "meta.json").read_text())
     assert says in errors(job(data={"normalize": normalize}), meta)[pointer]
 

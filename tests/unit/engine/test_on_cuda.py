@@ -82,7 +82,7 @@ def test_the_kernel_compiles_for_devices_that_are_not_here(tmp_path: Path):
     assert done.stdout == "compiled\n", done.stderr[-3000:]
 
 
-def test_without_triton_the_plain_path_is_used_and_that_is_said(monkeypatch, capsys):
+def test_without_triton_the_plain_path_is_used_and_that_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(triton_check, "find_spec", lambda _: None)
     triton_check.kernel_for.cache_clear()
     device = torch.device("meta")

@@ -250,7 +250,7 @@ def test_a_bad_spec_is_refused_with_the_place_and_the_reason(case):
     assert words in found[pointer]
 
 
-def test_several_problems_of_the_data_are_told_at_once():
+def test_several_problems_of_the_data_are_reported_at_once():
     fields = {"image": {"type": "dense", "column": "x"}, "label": {"type": "dense", "column": "y"}}
     found = errors(spec(data={"fields": fields}))
     assert set(found) == {"/data/fields/image/column", "/data/fields/label/column"}

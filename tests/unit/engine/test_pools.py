@@ -77,7 +77,7 @@ def test_a_sorted_file_is_mixed_from_the_first_batch_on():
 
 def test_every_row_of_the_pool_is_as_likely_to_be_drawn():
     """Of a pool of all 40 rows: how often each is in the first batch, in 4,000 epochs."""
-    for size in (4, 30):  # by chance among many, and by shuffling few
+    for size in (4, 30):  # drawn at random from many, shuffled if few
         pool = Pool(40, size, 40, 40)
         counts = np.zeros(40)
         for epoch in range(4000):

@@ -126,8 +126,10 @@ def test_auto_is_bfloat16_where_the_device_multiplies_it(has_it, digits, tmp_pat
     }
 
 
-def test_what_auto_is_is_said_once_unless_it_is_something_else_now(digits, tmp_path, monkeypatch):
-    """A job that goes on has said it; on a machine that decides otherwise it says so."""
+def test_what_auto_is_is_reported_once_unless_it_is_something_else_now(
+    digits, tmp_path, monkeypatch
+):
+    """A resumed job does not repeat its precision, except on a machine that chooses another one."""
 
     def told(name: str, has_it: bool, **more: Any) -> list[tuple[Any, ...]]:
         monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _device: has_it)

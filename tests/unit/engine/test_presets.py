@@ -301,7 +301,7 @@ def test_two_towers_learn_who_likes_what(tmp_path):
     assert losses(run(tmp_path / "job", job, table))[-1] < 0.1
 
 
-def test_cbow_learns_the_word_between_its_neighbours(tmp_path):
+def test_cbow_learns_the_word_between_its_neighbors(tmp_path):
     rng = np.random.default_rng(0)
     words = rng.integers(0, 20, size=(200, 4))
     columns = {"context": words, "label": (words[:, 1] + 1) % 20}

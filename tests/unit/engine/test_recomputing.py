@@ -179,7 +179,7 @@ def test_a_layer_that_goes_bad_is_found_as_ever(digits, tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, 5])
-def test_a_run_goes_on_bit_for_bit(step, digits, tmp_path):
+def test_a_run_resumes_bit_for_bit(step, digits, tmp_path):
     job = jobs("deep", checkpoint={"every_steps": 1})[1]
     records = run(tmp_path / "whole", job, digits)
     there = {"dir": str(tmp_path / f"whole/checkpoints/step-{step}"), "step": step}
@@ -239,7 +239,7 @@ def test_where_nothing_is_gained_all_is_kept(saved: Sequence[int], taken: Sequen
     assert best_posts(saved, taken) == []
 
 
-def test_a_network_with_nothing_to_gain_is_told():
+def test_a_network_with_nothing_to_gain_is_reported():
     layers = [{"name": "flat", "type": "Flatten"}, DEEP[-1]]
     plan = planned(spec(network={"layers": layers}, activation_checkpointing=True))
     assert plan["spec"]["activation_checkpointing"] is None

@@ -82,7 +82,7 @@ def test_nothing_comes_while_all_is_finite(table, tmp_path):
     assert not of_type(records, "captures")
 
 
-def test_what_another_probe_has_told_is_not_told_again(table, tmp_path):
+def test_what_another_probe_has_reported_is_not_reported_again(table, tmp_path):
     other = {**EVERY_STEP, "layers": ["fc"], "every": 2}
     records = run(tmp_path / "a", job(record_of(), other), table)
     seen: list[tuple[int, str]] = [
@@ -101,7 +101,7 @@ def test_two_recorders_tell_each_row_once(table, tmp_path):
 
 
 @pytest.mark.parametrize("kinds", [["output"], ["output", "output_grad", "param", "param_grad"]])
-def test_a_loss_that_is_not_finite_is_bad_too_and_the_step_is_kept_whole(table, tmp_path, kinds):
+def test_a_loss_that_is_nan_or_inf_is_bad_too_and_the_step_is_kept_whole(table, tmp_path, kinds):
     """The target of one step is infinite: no output is, and from the next step on all is NaN."""
     probe = record_of(layers=["hidden", "relu", "fc"], kinds=kinds, want=["stats", "full"])
     records = run(tmp_path / "a", job(probe, target="side"), table)

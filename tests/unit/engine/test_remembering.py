@@ -98,7 +98,7 @@ def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
     assert later.take(_record(31), [bad], 1.0, set()) == []
 
 
-def test_what_one_recorder_has_told_another_does_not_tell_again_after_a_restart():
+def test_what_one_recorder_has_reported_another_does_not_report_again_after_a_restart():
     before = [made(number, _probe(on="nonfinite", every=None)) for number in (0, 1)]
     after = [made(number, _probe(on="nonfinite", every=None)) for number in (0, 1)]
     told: set[tuple[str, str]] = set()

@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dropout and momentum": {},
     "no shuffle": {"data": {"shuffle": {"enabled": False}}},
-    "short last batch left out": {"data": {"drop_last": True}},
+    "short last batch dropped": {"data": {"drop_last": True}},
     "AdamW": {"optimizer": {"type": "AdamW", "args": {"lr": 0.01}}},
     "grad_clip": {"grad_clip": {"type": "global_norm", "max": 0.5}},
     "layer options": {
@@ -159,10 +159,10 @@ def _resume(
 
 
 def _seen(records: list[dict[str, Any]], first: int) -> dict[str, list[dict[str, Any]]]:
-    """What a client sees of the steps from one on, by type, without what is a matter of time.
+    """What a client sees of the steps from `first` on, by type, without what depends on timing.
 
-    So is the place of what threads tell: a checkpoint comes after its steps, and may be told of
-    while later ones are.
+    The position of records from threads depends on timing, too: a checkpoint comes after its steps
+    and may be reported during later ones.
     """
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SEEN}
     for record in records:
@@ -191,7 +191,7 @@ def _same_end(one: Path, other: Path, step: int) -> None:
     for state in states:
         del state["parts"]["report"]["elapsed_s"]
         for row in state["parts"]["guard"]["kept"]:
-            row[2] = None  # how often the norm is looked at is a matter of time
+            row[2] = None  # how often the norm is sampled depends on timing
         for watch in state["parts"]["probes"]["watches"].values():
             for record, *_ in watch.get("recorder", {}).get("kept", ()):
                 del record["at"]
@@ -289,7 +289,7 @@ class StopAfter:
 
 
 @pytest.mark.parametrize("ends_as", ["paused", "interrupted", "cancelled"])
-def test_a_run_that_was_stopped_goes_on(digits, tmp_path, whole, ends_as):
+def test_a_run_that_was_stopped_continues(digits, tmp_path, whole, ends_as):
     directory, _, records = whole("AdamW")
     job = spec(**KINDS["AdamW"])
     assignment = Assignment.read(
@@ -398,7 +398,7 @@ def test_a_damaged_checkpoint_fails_so_that_an_older_one_can_be_tried(
     capfd.readouterr()
 
 
-def test_other_threads_are_allowed_and_told(digits, tmp_path, whole, capfd):
+def test_other_threads_are_allowed_and_reported(digits, tmp_path, whole, capfd):
     directory, job, _ = whole("dropout and momentum")
     there = {"dir": str(directory / "checkpoints" / "step-3"), "step": 3}
     run(tmp_path, job, digits, resume=there, device={"type": "cpu", "threads": 2})

@@ -54,7 +54,9 @@ def test_more_samples_than_rows_are_all_rows(digits, tmp_path):
     assert torch.equal(found["row"], torch.arange(97))
 
 
-def test_samples_that_cannot_be_written_are_told_and_training_goes_on(digits, tmp_path, capfd):
+def test_samples_that_cannot_be_written_are_reported_and_training_continues(
+    digits, tmp_path, capfd
+):
     tmp_path.joinpath("artifacts").write_text("no directory")
     records = run(tmp_path, sampling(3), digits)
     dropped = of_type(records, "dropped")

@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved, when, and what an error does."""
+"""Saving during training: what is saved, when, and what an error does."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_what_changes_after_save_returns_is_not_in_the_file(tmp_path, gate):
     bench.fill(2.0)
     assert arrived.acquire(timeout=SOON_S)
     assert bench.saver.is_busy
-    assert not bench.records, "it was told of before it was durable"
+    assert not bench.records, "it was reported before it was durable"
     held.set()
     bench.saver.wait()
     assert bench.saved(1) == {1.0}
@@ -245,7 +245,7 @@ def test_the_best_is_held_while_another_one_is_written(tmp_path, gate):
     assert (bench.saved(1), bench.saved(3), bench.saved(4)) == ({1.0}, {3.0}, {4.0})
 
 
-def test_a_best_state_that_is_in_no_checkpoint_is_told(tmp_path, monkeypatch):
+def test_a_best_state_that_is_in_no_checkpoint_is_reported(tmp_path, monkeypatch):
     """A copy takes more than an epoch: what was not asked for may not cost as much."""
     bench, clock = by_default(tmp_path, monkeypatch, copy_s=1.0, write_s=10.0)
     epoch(bench, clock, 0, seconds=500.0, loss=9.0)
@@ -297,7 +297,7 @@ def test_a_save_that_is_waited_for_is_there_and_raises_what_prevents_it(tmp_path
         bench.save(2, wait=True)
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, capfd):
+def test_a_save_that_fails_is_reported_and_the_next_one_works(tmp_path, capfd):
     bench = Bench(tmp_path)
     bench.save(1, wait=True)
     (tmp_path / "checkpoints").rename(tmp_path / "away")
@@ -374,7 +374,7 @@ WIDE = [
 
 
 def test_no_room_for_a_checkpoint_ends_nothing_and_harms_nothing(digits, tmp_path):
-    """The kernel refuses to write: what was there stays, training goes on, the next one is made."""
+    """The kernel refuses to write: old files stay, training continues, the next save works."""
     job = spec(network={"layers": WIDE}, checkpoint={"every_steps": 2})
     expected = losses(run(tmp_path / "plain", job, digits))
     directory = write_job(tmp_path / "full", planned(job)["spec"], digits)

@@ -290,7 +290,7 @@ def test_a_scale_that_has_fallen_too_far_ends_the_job(action, digits, tmp_path, 
     capfd.readouterr()
 
 
-def test_a_loss_that_is_not_finite_fails_the_job_as_ever(digits, tmp_path, capfd):
+def test_a_loss_that_is_nan_or_inf_fails_the_job_as_ever(digits, tmp_path, capfd):
     whole = spec(
         **LOW,
         optimizer={"type": "SGD", "args": {"lr": 1e30}},
@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_finite_fails_the_job_as_ever(digits, tmp_path, capfd
     capfd.readouterr()
 
 
-def test_a_job_that_goes_on_from_another_takes_its_scale_along(digits, tmp_path):
+def test_a_job_that_continues_from_another_takes_its_scale_along(digits, tmp_path):
     job = spec(**LOW, checkpoint={"every_steps": 1})
     whole = run(tmp_path / "a", job, digits)
     there = {"dir": str(tmp_path / "a/checkpoints/step-4")}

@@ -50,7 +50,7 @@ def an_optimizer() -> torch.optim.SGD:
 
 
 def by_hand(name: str, units: list[int]) -> tuple[list[float], list[float]]:
-    """Learning rates and momenta of steps, of which each goes on by so many units."""
+    """Learning rates and momenta of steps that each advance by some units."""
     optimizer = an_optimizer()
     if name == "SequentialLR":
         warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=5)
@@ -169,7 +169,7 @@ def test_weights_follow_the_schedule(digits, tmp_path):
 UPDATES = {"layers": ["fc.weight"], "kinds": ["update"], "every": 1, "max_overhead": None}
 
 
-def test_a_length_that_is_left_out_is_that_of_the_training(digits):
+def test_a_length_that_is_omitted_is_that_of_the_training(digits):
     def scheduler(**given: Any) -> dict[str, Any]:
         whole = planned(spec(data={**spec()["data"], **DATA}, stop={"epochs": 4}, scheduler=given))
         return whole["spec"]["scheduler"]
@@ -386,7 +386,7 @@ def test_training_that_was_made_longer_keeps_the_last_rate_of_one_cycle(digits, 
     assert found[10] < min(found[:9])
 
 
-def test_a_job_that_goes_on_from_another_is_where_its_schedule_would_be(digits, tmp_path):
+def test_a_job_that_continues_from_another_is_where_its_schedule_would_be(digits, tmp_path):
     step = {"type": "StepLR", "args": {"step_size": 2, "gamma": 0.5}}
     run(tmp_path / "a", spec(scheduler=step, checkpoint={"every_steps": 1}), digits)
     there = {"dir": str(tmp_path / "a/checkpoints/step-5")}

@@ -184,7 +184,7 @@ def test_a_long_row_is_an_error_that_names_it(table):
     assert loaded(table, Sequences(max_length=8, overflow="error"), ids=IDS).num_rows == 12
 
 
-def test_what_is_left_out_is_an_event_of_the_job(table, tmp_path):
+def test_what_is_omitted_is_an_event_of_the_job(table, tmp_path):
     limit = {"sequence": {"max_length": 4, "overflow": "drop"}}
     records = run(tmp_path / "run", job(data=limit), table)
     assert of_type(records, "dropped") == [
@@ -398,7 +398,7 @@ def test_a_bag_without_lengths_is_torchs_own():
     assert torch.equal(bag(flat, offsets), plain(flat, offsets))
 
 
-def test_a_shared_layer_is_told_the_lengths_of_each_call():
+def test_a_shared_layer_gets_the_lengths_of_each_call():
     graph = Graph(
         layers=(
             Layer(name="a", type="SequencePool", args={"mode": "sum"}, inputs=("x",), lengths="n"),
@@ -641,7 +641,7 @@ def test_training_on_sequences_equals_each_row_run_alone(table, tmp_path):
     assert losses(run(tmp_path / "run", job(), table)) == pytest.approx(by_hand(), rel=1e-5)
 
 
-def test_training_goes_on_in_the_middle_of_an_epoch(table, tmp_path):
+def test_training_continues_in_the_middle_of_an_epoch(table, tmp_path):
     spec = job(checkpoint={"every_steps": 1, "keep_last": 20})
     whole = run(tmp_path / "whole", spec, table)
     saved = tmp_path / "whole" / of_type(whole, "checkpoint")[3]["dir"]

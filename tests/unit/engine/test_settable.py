@@ -124,7 +124,7 @@ def test_checking_draws_no_random_number():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_planner_answers_for_the_door():
+def test_the_planner_answers_for_the_api():
     asked = {"id": 3, "do": "set", "spec": planned(spec())["spec"]}
     good = answer(json.loads(json.dumps(asked | {"set": {"optimizer.lr": 0.2}})))
     assert good["ok"]

@@ -159,7 +159,7 @@ def test_averages_are_of_the_updates_that_were_made(target, why, number, table, 
 
 
 @pytest.mark.parametrize(("target", "why"), [("y", LOW), ("bad", SKIPS)])
-def test_a_run_that_was_stopped_behind_a_skipped_step_goes_on_bit_for_bit(
+def test_a_run_that_was_stopped_behind_a_skipped_step_resumes_bit_for_bit(
     target, why, table, tmp_path
 ):
     more = {"average": AVERAGES[0], "scheduler": SCHEDULERS[0][0], "checkpoint": {"every_steps": 1}}

@@ -144,7 +144,7 @@ def test_momentum_does_not_grow_with_the_steps(table):
 
 
 @pytest.mark.parametrize("sparse", SPARSE)
-def test_a_run_that_goes_on_ends_bit_for_bit_as_one_that_never_stopped(sparse, table, tmp_path):
+def test_a_run_that_continues_ends_bit_for_bit_as_one_that_never_stopped(sparse, table, tmp_path):
     whole = spec(sparse, checkpoint={"every_steps": 1, "keep_last": 3})
     whole["scheduler"] = {"type": "ExponentialLR", "args": {"gamma": 0.97}}
     records = run(tmp_path / "whole", whole, table)

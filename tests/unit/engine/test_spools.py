@@ -27,7 +27,7 @@ def test_records_come_back_as_they_were_with_nan_by_name(tmp_path):
     assert offset == (tmp_path / "spool").stat().st_size
 
 
-def test_a_spool_cut_at_any_byte_gives_its_whole_records_and_goes_on_later(tmp_path):
+def test_a_spool_cut_at_any_byte_gives_its_whole_records_and_continues_later(tmp_path):
     _write(tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
     path = tmp_path / "cut"
@@ -104,7 +104,7 @@ def test_threads_may_append_at_once(tmp_path):
         assert steps == list(range(200))
 
 
-def test_figures_come_back_bit_for_bit_with_what_is_not_finite(tmp_path):
+def test_figures_come_back_bit_for_bit_with_what_is_nan_or_inf(tmp_path):
     figures = [0.1, -0.0, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308]
     rows = [["conv1", "output", *figures], ["ü.0", "param_grad", *reversed(figures)]]
     record = {"type": "stats", "step": 3, "rows": rows, "quantiles": [["conv1", "output", 1.0]]}

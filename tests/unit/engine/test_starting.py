@@ -37,7 +37,7 @@ def _begun(out: Path, job: dict[str, Any], table: Path) -> list[dict[str, Any]]:
     return run(out, job, table, checkpoint={"dir": job["init"]["checkpoint"]})
 
 
-def test_a_longer_job_goes_on_with_the_run_of_another(digits, tmp_path, first):
+def test_a_longer_job_continues_with_the_run_of_another(digits, tmp_path, first):
     whole = losses(run(tmp_path / "whole", spec(stop={"epochs": 4}), digits))
     for step in (7, 10):  # in the middle, and where the other one had ended
         job = spec(stop={"epochs": 4}, init=_init(first[0], step, "all"))
@@ -160,7 +160,7 @@ def job(digits, tmp_path):
     return write
 
 
-def test_a_terminal_goes_on_from_a_checkpoint(job, tmp_path, monkeypatch, capsys):
+def test_a_terminal_continues_from_a_checkpoint(job, tmp_path, monkeypatch, capsys):
     path = job(checkpoint={"every_steps": 3, "keep_last": 9})
     assert _terminal(monkeypatch, path, "--out", tmp_path / "a") == 0
     saved = tmp_path / "a" / "checkpoints" / "step-6"

@@ -131,7 +131,7 @@ POOL = {"shuffle": {"buffer_size": 12, "min_buffer_size": 6}, "batch_size": 4}
 
 
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"cache": "memory"}], ids=str)
-def test_a_job_goes_on_bit_for_bit_in_the_middle_of_an_epoch(more, text, tmp_path):
+def test_a_job_resumes_bit_for_bit_in_the_middle_of_an_epoch(more, text, tmp_path):
     job = language_model(**POOL, **more)
     job["network"]["layers"][2]["args"]["out_features"] = 60
     records = run(tmp_path / "whole", job, text)

@@ -151,7 +151,7 @@ def test_columns_of_images_are_those_that_memory_gives(digits):
 
 
 def test_no_more_rows_are_read_than_the_pool_has_room_for(digits, monkeypatch):
-    """And when training goes on, none of the batches before."""
+    """A resumed run reads none of the earlier batches."""
     read: list[int] = []
     plain = StoredTable.window
 
@@ -170,7 +170,7 @@ def test_no_more_rows_are_read_than_the_pool_has_room_for(digits, monkeypatch):
     assert sum(read) == 50
 
 
-def test_what_the_pool_takes_is_told_as_it_is(lists):
+def test_what_the_pool_takes_is_reported_as_it_is(lists):
     fields = {name: LIST_FIELDS[name] for name in ("ids", "x")}
     rows = streamed(lists, fields, buffer_size=30, min_buffer_size=30)
     next(rows.epoch(10, drop_last=False, order=(1, 0)))
@@ -227,7 +227,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_goes_on_bit_for_bit_with_any_number_of_workers(
+def test_a_run_that_was_stopped_resumes_bit_for_bit_with_any_number_of_workers(
     digits, tmp_path, kind
 ):
     made = spec(**KINDS[kind], checkpoint={"every_steps": 1})
@@ -240,7 +240,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit_with_any_number_of_workers(
             assert losses(resumed) == expected[step:]
 
 
-def test_a_run_on_lists_goes_on_bit_for_bit(tmp_path):
+def test_a_run_on_lists_resumes_bit_for_bit(tmp_path):
     table = texts(tmp_path)
     made = job(
         data={"shuffle": {"buffer_size": 6}, "batch_size": 3, "sequence": {"max_length": 5}},

@@ -124,7 +124,7 @@ def test_figures_are_means_per_step_and_rates_per_second():
     assert "throughput/flops_fraction" not in figures_of(laps, Work(flops_per_row=10.0))
 
 
-def test_what_comes_after_the_last_step_is_told_with_the_steps_before_it():
+def test_what_comes_after_the_last_step_is_reported_with_the_steps_before_it():
     clock = HostClock()
     timing = Timing(clock, Work())
     clock.mark("forward")
@@ -177,7 +177,7 @@ def test_the_rate_of_operations_is_three_times_that_of_the_forward_pass(digits, 
 
 
 def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits, tmp_path):
-    """Every step has all rows, so that whichever steps are told have the same mean."""
+    """Every step has all rows, so any set of reported steps has the same mean."""
     job = ragged.job(data={"batch_size": len(ragged.TEXTS)})
     for record in of_type(run(tmp_path, job, ragged.texts(tmp_path / "data")), "metrics"):
         values = record["values"]
@@ -187,7 +187,7 @@ def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits
             assert each == pytest.approx(mean)
             break
     else:
-        pytest.fail("no time was told")
+        pytest.fail("no time was reported")
     told = of_type(run(tmp_path / "images", spec(), digits), "metrics")
     assert not [name for record in told for name in record["values"] if "tokens" in name]
 

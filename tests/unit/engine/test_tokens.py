@@ -167,7 +167,7 @@ def test_a_language_model_reads_blocks_and_what_follows_them(lines, stride, frac
 
 
 @pytest.mark.parametrize(("window", "stride"), [(2, 1), (1, 2), (3, 1)])
-def test_a_word_is_told_by_the_words_around_it(lines, window, stride):
+def test_a_word_is_predicted_from_the_words_around_it(lines, window, stride):
     windows = CbowWindows(type="cbow", tokens="words", window=window, stride=stride)
     fields: dict[str, Field] = {
         "context": IntegerSequenceField(type="integer_sequence", dim=50),
@@ -244,7 +244,7 @@ def language_model(**data: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["classifier", "language_model"])
-def test_a_job_on_texts_goes_on_bit_for_bit(kind, reviews, lines, tmp_path):
+def test_a_job_on_texts_resumes_bit_for_bit(kind, reviews, lines, tmp_path):
     job, table = (classifier(), reviews) if kind == "classifier" else (language_model(), lines)
     records = run(tmp_path / "whole", job, table)
     step = len(losses(records)) * 2 // 3
@@ -293,7 +293,7 @@ def test_inference_takes_plain_texts(reviews, tmp_path):
     np.testing.assert_allclose(found[0]["fc/value"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_language_model_goes_on_from_a_plain_text(lines, tmp_path):
+def test_a_language_model_continues_from_a_plain_text(lines, tmp_path):
     records = run(tmp_path / "train", language_model(), lines)
     resolved = planned(language_model(), meta_of(lines))["spec"]
     last = tmp_path / "train" / of_type(records, "checkpoint")[-1]["dir"]

@@ -127,7 +127,7 @@ def test_accuracy_counts_rows_over_the_whole_evaluation(digits, tmp_path):
     assert last["validation/loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_loss_that_becomes_nan_is_data_and_training_goes_on(digits, tmp_path):
+def test_a_loss_that_becomes_nan_is_data_and_training_continues(digits, tmp_path):
     job = spec(optimizer={"type": "SGD", "args": {"lr": 1e30}}, stop={"steps": 6})
     records = run(tmp_path, job, digits)
     assert "NaN" in losses(records)

@@ -109,7 +109,7 @@ def test_the_real_trial_decides_and_the_job_ends(digits, tmp_path):
     assert after in ("contiguous_format", "channels_last")
 
 
-def test_a_job_that_goes_on_keeps_to_it_without_a_trial(digits, tmp_path, monkeypatch):
+def test_a_job_that_continues_keeps_to_it_without_a_trial(digits, tmp_path, monkeypatch):
     channels_last_is(True, monkeypatch)
     whole = job(tune=True, checkpoint={"every_steps": 1})
     uninterrupted = run(tmp_path / "whole", whole, digits)
@@ -289,7 +289,7 @@ def test_a_relu_in_place_whose_input_others_read_stays_first():
 # --- deterministic ---------------------------------------------------------------------------
 
 
-def test_steps_are_not_compiled_and_why_is_said():
+def test_steps_are_not_compiled_and_why_is_reported():
     assert "different bits" in errors(spec(compile=True))["/compile"]
     assert planned(spec(compile=False))["spec"]["compile"] is False
     assert list(errors(spec(compile="yes"))) == ["/compile"]

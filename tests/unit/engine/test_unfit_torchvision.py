@@ -1,4 +1,4 @@
-"""A torchvision that does not fit torch takes torchmetrics with it: who is told, and what works.
+"""A torchvision that does not fit torch breaks torchmetrics: what is reported and what still works.
 
 torchmetrics imports torchvision wherever that is installed. Here it is a small package of that
 name, whose import fails as the real one's does that was built for CUDA, beside torch for the CPU.

@@ -291,7 +291,7 @@ def test_a_failure_around_the_update_is_the_probes_alone(digits, tmp_path, monke
     capfd.readouterr()
 
 
-def test_scalars_in_memory_are_told_beside_tensors_of_a_device(tmp_path):
+def test_scalars_in_memory_are_reported_beside_tensors_of_a_device(tmp_path):
     """Adam counts its steps on the CPU, wherever the parameters are."""
     seen: list = []
     _, probes = _small([], tmp_path, seen.append)
@@ -383,7 +383,7 @@ def test_attaching_changing_and_removing_change_no_bit(digits, tmp_path):
     assert {r["step"] for r in of_type(records, "captures")} == {2, 3, 4}
 
 
-def test_a_first_list_replaces_that_of_the_spec_and_tells_what_is_new(digits, tmp_path):
+def test_a_first_list_replaces_that_of_the_spec_and_reports_what_is_new(digits, tmp_path):
     body = probe(want=["stats"], layers=["fc"], kinds=["output"], at=[0], every=None)
     entries = [{"id": "prb_a", "probe": body, "new": True}, {"id": "prb_b", "probe": body}]
     first = RequestedProbes.read({"revision": 3, "probes": entries})

@@ -93,7 +93,7 @@ def test_ten_thousand_probes_are_refused_by_the_limit():
     assert "at most 1,000" in found["/probes"]
 
 
-def test_a_glob_that_has_none_of_the_kinds_is_told(digits):
+def test_a_glob_that_has_none_of_the_kinds_is_reported(digits):
     probe = watching("conv1", "relu1", kinds=["param"])
     assert "relu1" in told(planned(spec(probes=[probe])))["/probes/0/layers/1"]
 
@@ -272,7 +272,7 @@ def test_hooks_are_made_where_a_leaf_may_match(glob, module, scope, may):
     assert may_match(probe, module, scope) is may
 
 
-def test_the_calls_of_shared_modules_are_told_apart_inside_too(digits, tmp_path):
+def test_the_calls_of_shared_modules_are_distinguished_inside_too(digits, tmp_path):
     block = layer("block0", "TransformerEncoderLayer", nhead=2, dim_feedforward=8, dropout=0.0)
     block["args"]["batch_first"] = True
     layers = [

@@ -27,12 +27,12 @@ UNKNOWN = ("lr", "grad_norm", "l2(fc)", "validation/quality", "lower", "concert"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_of_a_metric_tells_which_values_are_better(name):
+def test_the_name_of_a_metric_reports_which_values_are_better(name):
     assert direction_of(name) == NAMES[name]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_name_that_tells_nothing_has_no_direction(name):
+def test_a_name_that_reports_nothing_has_no_direction(name):
     assert direction_of(name) is None
 
 

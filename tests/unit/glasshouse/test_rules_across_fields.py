@@ -502,7 +502,7 @@ def named(node: ast.Raise) -> str:
     return called.id if isinstance(called, ast.Name) else ""
 
 
-def test_a_rule_of_a_field_that_is_left_out_points_where_it_would_be():
+def test_a_rule_of_a_field_that_is_omitted_points_where_it_would_be():
     def place(body: Any, *path: int | str) -> str:
         entry = {"type": "value_error", "loc": ("a",), "ctx": {"error": WrongAt(*path, detail="")}}
         return pointer(place_of(entry, body))

@@ -20,7 +20,7 @@ def npz(**arrays: NDArray[Any]) -> bytes:
     return file.getvalue()
 
 
-def test_rows_are_json_ready_and_keep_what_is_not_finite(ingesting: Ingesting):
+def test_rows_are_json_ready_and_keep_what_is_nan_or_inf(ingesting: Ingesting):
     columns = ingesting("csv", b"name,x,n\nanna,1.5,1\nbert,,2\ncleo,-inf,3\n")
     rows = columns.rows("all", 1, 10)
     assert rows[1] == {"name": "cleo", "x": -math.inf, "n": 3}

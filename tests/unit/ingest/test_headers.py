@@ -59,8 +59,8 @@ WITHOUT: dict[str, tuple[list[list[str]], str]] = {
         "'?' does not look like a column name",
     ),
     "sentences in two languages": (
-        [["Go on.", "Mach weiter."], ["I see it.", "Ich sehe es."]],
-        "'Go on.' does not look like a column name",
+        [["Sit down.", "Setz dich."], ["I see it.", "Ich sehe es."]],
+        "'Sit down.' does not look like a column name",
     ),
     "long sentences": (
         [["the film is not bad at all", "x"], ["what a waste of my time", "y"]],

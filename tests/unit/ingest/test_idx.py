@@ -139,7 +139,7 @@ def test_a_gzip_cut_anywhere_is_a_problem(ingesting: Ingesting):
         assert "cut short" in detail or "empty" in detail
 
 
-def test_a_gzip_that_was_damaged_or_goes_on_is_a_problem(ingesting: Ingesting):
+def test_a_gzip_that_was_damaged_or_continues_is_a_problem(ingesting: Ingesting):
     content = bytearray(gzip.compress(idx(IMAGES)))
     content[-5] ^= 1  # in the checksum
     assert "damaged" in ingesting.problem("idx.gz", bytes(content))

@@ -101,7 +101,7 @@ def test_resize_brings_all_images_to_one_height_and_width(ingesting: Ingesting):
         ingesting("images.zip", packed(files))
 
 
-def test_an_opaque_alpha_channel_and_a_palette_are_colours(ingesting: Ingesting):
+def test_an_opaque_alpha_channel_and_a_palette_are_colors(ingesting: Ingesting):
     palette = encoded(Image.open(io.BytesIO(picture(1))).convert("P"))
     files = {"a/1.png": picture(2, mode="RGBA"), "a/2.png": palette}
     found = ingesting("images.zip", packed(files))

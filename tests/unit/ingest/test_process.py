@@ -106,7 +106,7 @@ def test_a_file_that_takes_too_long_is_a_problem(ingesting: Ingesting):
     assert done["left"] == []
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(ingesting: Ingesting, tmp_path: Path):
+def test_a_full_disk_is_reported_and_leaves_nothing(ingesting: Ingesting, tmp_path: Path):
     source = ingesting.file(b"\0\0\x08\x01\x00\x10\x00\x00" + bytes(1 << 20))
     code = (
         "import resource, sys; from engine.datasets.ingest import main;"

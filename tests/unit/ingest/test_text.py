@@ -44,7 +44,7 @@ def test_columns_of_numbers_count_no_tokens(ingesting: Ingesting):
     assert columns[1]["tokens"]["words"]["all"]["total"] == 3
 
 
-def test_more_tokens_than_there_is_room_for_are_not_told_apart():
+def test_more_tokens_than_there_is_room_for_are_not_distinguished():
     budget = TokenBudget(10)
     first, second = (TokenCounts(budget, str.split) for _ in range(2))
     first.update(["a b c", "d e f g h"])

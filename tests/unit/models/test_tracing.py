@@ -40,7 +40,7 @@ def test_the_standard_variables_turn_it_on_and_off(monkeypatch):
 def test_what_is_not_installed_is_named_and_nothing_fails(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", HERE)
     monkeypatch.setattr(tracing, "_NEEDED", ("opentelemetry.sdk", "no_such.package"))
-    assert tracing.lacks() == ["no_such.package"]
+    assert tracing.missing_packages() == ["no_such.package"]
     assert Tracing("x").provider is None
 
 
@@ -66,7 +66,7 @@ print(json.dumps([found, failed, time.monotonic() - began]))
 
 
 def test_spans_are_in_the_trace_they_are_given_or_begin_one_and_an_end_waits_for_nobody():
-    """In a process of its own, because threads that send go on trying for a while."""
+    """In a separate process, because the exporter's threads keep retrying for a while."""
     parents = [PARENT, "", "nonsense", PARENT.replace("0af7", "xyzw")]
     done = subprocess.run(
         [sys.executable, "-c", SPANS, json.dumps(parents)],

@@ -14,7 +14,7 @@ from worker.devices import hardware, inventory
 settings = Settings(redis_url="unix:///tmp/v.sock", worker_name="w1")
 
 
-def test_a_message_is_a_doorbell_and_nothing_else():
+def test_a_message_is_a_wakeup_and_nothing_else():
     found = make_app(settings).conf
     assert found.accept_content == ["json"]
     assert found.task_serializer == "json"
@@ -65,7 +65,7 @@ def test_the_inventory_lists_a_device_per_core():
     assert info["memory_bytes"] > 0
 
 
-def test_a_core_is_called_by_its_processor_s_model_where_the_system_tells_it(tmp_path: Path):
+def test_a_core_is_called_by_its_processor_s_model_where_the_system_reports_it(tmp_path: Path):
     told = tmp_path / "cpuinfo"
     told.write_text(
         "processor\t: 0\nmodel\t\t: 207\nmodel name\t: A Chip 9: fast\n\nprocessor\t: 1\n"
@@ -85,7 +85,7 @@ def test_an_inventory_that_fails_makes_cuda_devices_unhealthy():
         *inventory.cpu_devices(1),
         inventory.FoundDevice("cuda:0", "cuda", 0, "a device", uuid="GPU-1"),
     ]
-    core, device = inventory.distrusted(known, "it hung")
+    core, device = inventory.mark_unhealthy(known, "it hung")
     assert core.healthy
     assert not device.healthy
     assert "it hung" in (device.reason or "")

@@ -183,10 +183,10 @@ def test_an_owner_gets_no_more_than_their_room_and_keeps_nothing_from_others():
         *(Waiting(f"a{n}", Need("cpu", threads=1), waited_s=100, owner="ada") for n in range(5)),
         Waiting("b", Need("cpu", threads=2), owner="bob"),
     ]
-    rooms = {"ada": QuotaLeft(jobs=2, devices=None, most_devices=None)}
-    found = choose(queue, cores("w", 4), starvation_s=60, rooms=rooms)
+    remaining = {"ada": QuotaLeft(jobs=2, devices=None, most_devices=None)}
+    found = choose(queue, cores("w", 4), starvation_s=60, remaining=remaining)
     assert [choice.job for choice in found] == ["a0", "a1", "b"]
-    assert rooms["ada"].jobs == 2, "what was given in is not changed"
+    assert remaining["ada"].jobs == 2, "what was given in is not changed"
 
 
 def test_a_job_that_wants_more_devices_than_its_owner_may_have_waits():
@@ -194,8 +194,8 @@ def test_a_job_that_wants_more_devices_than_its_owner_may_have_waits():
         Waiting("a", Need("cpu", threads=3), owner="ada"),
         Waiting("b", Need("cpu", threads=3)),
     ]
-    rooms = {"ada": QuotaLeft(jobs=None, devices=2, most_devices=2)}
-    (choice,) = choose(queue, cores("w", 4), starvation_s=60, rooms=rooms)
+    remaining = {"ada": QuotaLeft(jobs=None, devices=2, most_devices=2)}
+    (choice,) = choose(queue, cores("w", 4), starvation_s=60, remaining=remaining)
     assert choice.job == "b"
 
 
@@ -204,8 +204,8 @@ def test_no_owner_ever_gets_more_than_their_room(
     queue: list[Waiting], slots: list[Slot], num_jobs: int, num_devices: int
 ):
     owned = [replace(waiting, owner="ada") for waiting in queue]
-    rooms = {"ada": QuotaLeft(num_jobs, num_devices, num_devices)}
-    found = choose(owned, slots, starvation_s=60, rooms=rooms)
+    remaining = {"ada": QuotaLeft(num_jobs, num_devices, num_devices)}
+    found = choose(owned, slots, starvation_s=60, remaining=remaining)
     assert len(found) <= num_jobs
     assert sum(len(choice.devices) for choice in found) <= num_devices
 

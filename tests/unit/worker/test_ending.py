@@ -12,7 +12,7 @@ class Finalized:
 ending = ShutdownSignals()
 {early}
 ending.listen(lambda: print("stop"), lambda: print("hurry"))
-print("goes on")
+print("still running")
 """
 
 
@@ -24,19 +24,19 @@ def run(early: str) -> str:
 
 
 def test_a_signal_before_somebody_listens_is_kept():
-    assert run("signal.raise_signal(signal.SIGTERM)") == "stop\ngoes on\n"
+    assert run("signal.raise_signal(signal.SIGTERM)") == "stop\nstill running\n"
 
 
 def test_a_second_interrupt_and_a_quit_are_a_hurry_then_too():
     twice = "signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)"
-    assert run(twice) == "stop\nhurry\ngoes on\n"
-    assert run("signal.raise_signal(signal.SIGQUIT)") == "hurry\ngoes on\n"
+    assert run(twice) == "stop\nhurry\nstill running\n"
+    assert run("signal.raise_signal(signal.SIGQUIT)") == "hurry\nstill running\n"
 
 
 def test_a_signal_in_a_finalizer_raises_nothing_and_is_kept():
     """Python drops what is raised there, and what was to be released after it never is."""
-    assert run("Finalized()") == "stop\ngoes on\n"
+    assert run("Finalized()") == "stop\nstill running\n"
 
 
 def test_without_a_signal_nothing_is_stopped():
-    assert run("") == "goes on\n"
+    assert run("") == "still running\n"

@@ -39,17 +39,17 @@ def make(clock: Clock, spool: Path) -> Make:
     return make
 
 
-def test_a_stall_is_told_once_until_the_rank_has_moved(clock: Clock, spool: Path, make: Make):
+def test_a_stall_is_reported_once_until_the_rank_has_moved(clock: Clock, spool: Path, make: Make):
     watchdog = make()
     told: list[float] = []
     for number in range(100):
         clock.now += 1
         if number == 40:
-            spool.write_bytes(b"it goes on")
+            spool.write_bytes(b"more bytes")
         if watchdog.check(0):
             told.append(clock.now)
     assert told == [110.0, 151.0]
-    assert watchdog.spool_bytes == len(b"it goes on")
+    assert watchdog.spool_bytes == len(b"more bytes")
 
 
 def test_a_rank_that_speaks_does_not_stall(clock: Clock, spool: Path, make: Make):
@@ -78,7 +78,7 @@ def test_time_before_the_rank_was_started_does_not_count(clock: Clock, make: Mak
     assert watchdog.exceeded_s is None
 
 
-def test_it_is_not_looked_at_on_every_turn(clock: Clock, spool: Path, make: Make):
+def test_it_is_not_inspected_on_every_turn(clock: Clock, spool: Path, make: Make):
     watchdog = make(stall_timeout_s=600.0)
     spool.write_bytes(b"much")
     clock.now += 0.01

@@ -42,7 +42,7 @@ def test_text_that_is_not_utf8_is_replaced():
     assert clean(b"a\xff\xfeb") == "a\ufffd\ufffdb"
 
 
-def test_colours_and_control_characters_are_left_out():
+def test_colors_and_control_characters_are_removed():
     assert clean(b"\x1b[31mred\x1b[0m \x1b]0;title\x07bell\x07\x00 tab\t.") == "red bell tab\t."
     assert clean("a\u202eb".encode()) == "ab"
 

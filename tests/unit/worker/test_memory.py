@@ -4,7 +4,7 @@ import pytest
 
 from glasshouse.errors import DataFailed, OutOfMemory
 from worker.attempt import memory
-from worker.attempt.memory import beside_plan, limit_bytes, oom_kills
+from worker.attempt.memory import limit_bytes, oom_kills, with_plan_estimates
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_the_hint_is_about_what_takes_most(largest: str, word: str):
     heads = {"activations_bytes": 10, "optimizer_state_bytes": 10, "parameters_bytes": 10}
     planned = heads | {"data_bytes": 10, largest: 60, "total_bytes": 90}
     error = OutOfMemory("x", memory={"where": "device", "free_bytes": 5}).as_dict()
-    told = beside_plan(error, {"memory": planned})
+    told = with_plan_estimates(error, {"memory": planned})
     assert word in told["hint"]
     assert told["memory"] == {"where": "device", "free_bytes": 5, "planned": planned}
 
 
 def test_other_errors_and_other_plans_are_left_alone():
     error = DataFailed("x").as_dict()
-    assert beside_plan(error, {"memory": {"data_bytes": 1}}) == error
+    assert with_plan_estimates(error, {"memory": {"data_bytes": 1}}) == error
     shortage = OutOfMemory("x").as_dict()
-    assert beside_plan(shortage, {}) == shortage
+    assert with_plan_estimates(shortage, {}) == shortage

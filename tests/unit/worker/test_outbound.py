@@ -16,7 +16,7 @@ LOOPBACK = Allowed.of("127.0.0.0/8")
 
 
 class Receiver(ThreadingHTTPServer):
-    """Notes what it is sent and answers as it is told."""
+    """Records the requests and sends the configured answers."""
 
     daemon_threads = True
 
@@ -192,14 +192,14 @@ def test_a_resolver_that_hangs_is_not_waited_for():
     over.set()
 
 
-def test_nobody_there_is_said():
+def test_nobody_there_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(OutboundFailed, match="takes no connection"):
         post(f"http://h:{port}/", Resolver(["127.0.0.1"]))
 
 
-def test_an_answer_that_is_no_http_is_said():
+def test_an_answer_that_is_no_http_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

@@ -5,7 +5,7 @@ import pytest
 from worker.attempt.store import MAX_RECORDS, BatchSize
 
 
-def test_a_slow_ledger_gets_less_at_once_and_a_quick_one_all_of_it_again():
+def test_a_slow_database_gets_less_at_once_and_a_quick_one_all_of_it_again():
     portion = BatchSize(lease_s=5)
     for took_s, most in ((0.9, 1000), (1.1, 500), (1.1, 250), (0.5, 250), (0.2, 500), (0.2, 1000)):
         portion.took(took_s)

@@ -47,7 +47,7 @@ def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
 
 
 def test_a_pid_that_was_really_given_again_gets_no_signal():
-    """The kernel is told which number to give next; where it does not listen there is no test."""
+    """Set the next process id in the kernel; skip the test where that is not permitted."""
     last = Path("/proc/sys/kernel/ns_last_pid")
     with subprocess.Popen(["cat"], stdin=-1, start_new_session=True) as first:
         leader = identity(first)

@@ -37,7 +37,7 @@ def test_the_summary_has_last_least_and_greatest(tmp_path: Path):
     assert shipment.batch.job["summary"] == {"loss": expected}
 
 
-def test_a_loss_that_is_not_finite_is_last_and_neither_least_nor_greatest(tmp_path: Path):
+def test_a_loss_that_is_nan_or_inf_is_last_and_neither_least_nor_greatest(tmp_path: Path):
     _, shipment = sort(tmp_path, metrics(0, loss=1.0), metrics(1, loss="NaN"))
     entry = shipment.batch.job["summary"]["loss"]
     assert math.isnan(entry["last"])
@@ -88,7 +88,7 @@ def test_tensors_in_the_ring_wait_for_their_file(tmp_path: Path):
         drain.take(waiting)
     lots = finished(drain)
     assert drain.idle
-    assert ring.released == 0, "the ledger does not have the rows yet"
+    assert ring.released == 0, "the database does not have the rows yet"
     shipment.take(lots)
     drain.release(lots)
     assert ring.released == 66

@@ -137,7 +137,7 @@ class Nvml:
         return 30_000
 
 
-def test_figures_of_several_devices_are_joined_and_what_one_does_not_tell_is_left_out():
+def test_figures_of_several_devices_are_joined_and_what_one_does_not_report_is_omitted():
     assert gpus.read(Nvml(), [0, 1]) == {
         "gpu_memory_used_bytes": 30,
         "gpu_memory_total_bytes": 200,

@@ -112,7 +112,7 @@ def test_a_stalled_job_runs_again_or_fails_as_its_spec_says():
 @pytest.mark.parametrize(
     "exit_", [Exit(signal=signal.SIGSEGV), Exit(signal=signal.SIGABRT), Exit(1), Exit(70)]
 )
-def test_a_crash_is_tried_again_and_names_how_it_ended(exit_: Exit):
+def test_a_crash_is_retried_and_names_how_it_ended(exit_: Exit):
     found = verdict(None, exit_)
     assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("crash", True)
@@ -140,7 +140,7 @@ def out_of_memory(step: int | None = 3) -> JobEnded:
 
 
 @pytest.mark.parametrize("parts", [1, 8])
-def test_a_job_that_may_is_tried_again_at_once_in_twice_as_many_parts(parts: int):
+def test_a_job_that_may_is_retried_at_once_in_twice_as_many_parts(parts: int):
     found = halved(out_of_memory(), HALVING, parts, killed=False)
     assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("oom_halved", False)
@@ -208,7 +208,7 @@ def test_what_comes_from_outside_is_not_the_jobs_fault(exit_: Exit, kind: ExitKi
         (errors.EngineFailed(), "internal", False),
     ],
 )
-def test_errors_of_the_user_are_never_tried_again(error: RunFailure, kind: ExitKind, again: bool):
+def test_errors_of_the_user_are_never_retried(error: RunFailure, kind: ExitKind, again: bool):
     found = failed(error.as_dict())
     assert found.exit_kind == kind
     assert isinstance(found, AttemptEnded) == again

@@ -44,7 +44,7 @@ interface Props {
 
 export function Parallel({ axes, jobs }: Props) {
   const placed = axes.map((axis) => places(axis.values));
-  const [place, room] = useRoom();
+  const [place, room] = useAvailableWidth();
   const side = Math.min(SIDE.most, Math.max(SIDE.least, room / 8));
   const gaps = Math.max(1, axes.length - 1);
   const step = Math.min(WIDEST, Math.max(NARROWEST, (room - 2 * side) / gaps));
@@ -73,7 +73,7 @@ export function Parallel({ axes, jobs }: Props) {
 }
 
 /** The width of the container. */
-function useRoom() {
+function useAvailableWidth() {
   const place = useRef<HTMLDivElement>(null);
   const [room, setRoom] = useState(0);
   useLayoutEffect(() => {

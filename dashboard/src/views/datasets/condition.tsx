@@ -9,4 +9,4 @@ export function DatasetState({ state }: { state: Dataset["state"] }) {
 }
 
 /** The problem as text; it includes the line and the column. */
-export const whatIsWrong = (problem: NonNullable<Dataset["problem"]>) => String(problem["detail"] ?? problem["code"] ?? "The file could not be read.");
+export const problemText = (problem: NonNullable<Dataset["problem"]>) => String(problem["detail"] ?? problem["code"] ?? "The file could not be read.");

@@ -7,7 +7,7 @@ import type { Dataset, Page } from "../../api/types";
 import { ago, bytes, count } from "../../format";
 import { Scroll } from "../../ui/scroll";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
-import { DatasetState, whatIsWrong } from "./condition";
+import { DatasetState, problemText } from "./condition";
 import { Upload } from "./upload";
 
 export default function View() {
@@ -47,7 +47,7 @@ function Line({ dataset }: { dataset: Dataset }) {
   return (
     <tr>
       <td><a href={`/datasets/${dataset.id}`}>{dataset.name}</a></td>
-      <td style={dataset.problem ? { minWidth: "14rem" } : {}}><DatasetState state={dataset.state} />{dataset.problem && <p class="wrong">{whatIsWrong(dataset.problem)}</p>}</td>
+      <td style={dataset.problem ? { minWidth: "14rem" } : {}}><DatasetState state={dataset.state} />{dataset.problem && <p class="wrong">{problemText(dataset.problem)}</p>}</td>
       <td class="number">{dataset.state === "ready" ? count(splits.reduce((sum, [, rows]) => sum + rows, 0)) : "–"}</td>
       <td class="small">{splits.map(([name, rows]) => `${name} ${count(rows)}`).join(", ")}</td>
       <td class="number nowrap">{dataset.size_bytes ? bytes(dataset.size_bytes) : "–"}</td>

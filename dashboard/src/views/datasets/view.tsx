@@ -9,7 +9,7 @@ import type { Column, TableStats } from "../../spec/suggest";
 import { Confirm } from "../../ui/confirm";
 import { Loading, ProblemBox } from "../../ui/state";
 import { notify } from "../../ui/toast";
-import { DatasetState, whatIsWrong } from "./condition";
+import { DatasetState, problemText } from "./condition";
 import { Distributions } from "./distributions";
 import { RowTable } from "./rows";
 import { ColumnFigures } from "./figures";
@@ -33,7 +33,7 @@ function Shown({ dataset }: { dataset: Dataset }) {
   return (
     <div class="stack">
       <Head dataset={dataset} />
-      {dataset.problem && <div class="problem" role="alert"><p><strong>The file could not be read.</strong></p><p>{whatIsWrong(dataset.problem)}</p></div>}
+      {dataset.problem && <div class="problem" role="alert"><p><strong>The file could not be read.</strong></p><p>{problemText(dataset.problem)}</p></div>}
       {dataset.notes.map((one) => <p key={one.code} class="note" role="note">{one.detail}</p>)}
       {dataset.state === "pending" && <Loading what="Reading the file" />}
       {isReady && (

@@ -7,7 +7,7 @@ import { ended, type Job, type Layer } from "../../api/types";
 import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty } from "../../ui/state";
-import { DEPTH, flowOf, type FlowPoint, type Measure, overDepth, type Source } from "./flow";
+import { DEPTH, flowOf, type FlowPoint, type Measure, gradientTrend, type Source } from "./flow";
 import { LIMITS } from "./health";
 
 const MEASURES: Record<Measure, string> = { l2: "L2 norm", rms: "root mean square", absmax: "max magnitude" };
@@ -22,7 +22,7 @@ export function Depth({ job, layers }: { job: Job; layers: readonly Layer[] }) {
   const source: Source = query.get("of") === "output_grad" ? "output_grad" : "param_grad";
   const measure = measureOf(query.get("measure"), source);
   const points = useMemo(() => flowOf(layers, measure, source), [layers, measure, source]);
-  const whole = useMemo(() => overDepth(flowOf(layers, "l2", source)), [layers, source]);
+  const whole = useMemo(() => gradientTrend(flowOf(layers, "l2", source)), [layers, source]);
   const seen = points.filter((point) => point.value !== null);
   const open = (place: number) => route(`/jobs/${job.id}/layers/${encodeURIComponent(points[place]!.name)}?kind=${source}`);
   const at = pointed === null ? null : points[pointed];
@@ -76,7 +76,7 @@ function sentence(points: readonly FlowPoint[], measure: string): string {
   return `Gradient flow, ${measure}: ${values.length} layers from ${figure(Math.min(...values))} to ${figure(Math.max(...values))}, first ${figure(values[0])}, last ${figure(values.at(-1))}, ${marks} marked`;
 }
 
-function Marked({ job, points, source, whole }: { job: string; points: readonly FlowPoint[]; source: Source; whole: ReturnType<typeof overDepth> }) {
+function Marked({ job, points, source, whole }: { job: string; points: readonly FlowPoint[]; source: Source; whole: ReturnType<typeof gradientTrend> }) {
   const marked = points.filter((point) => point.mark);
   const rules = `The gradient of a layer is vanishing if its ${source === "param_grad" ? "root mean square" : "max magnitude"} is under ${LIMITS.vanishing}, and exploding if its norm is over ${LIMITS.large}. `
     + `Over all layers, it is vanishing if the ratio of the first layer's norm to the last layer's is under ${DEPTH.vanishing} and the first norm is under ${DEPTH.first}, and exploding if the ratio is over ${DEPTH.exploding}.`;

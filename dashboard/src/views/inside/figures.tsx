@@ -2,7 +2,7 @@
 import { useMemo } from "preact/hooks";
 
 import { LineChart, type Range, type Series as Line } from "../../charts/line";
-import { useOneByOne } from "../../charts/turns";
+import { useIncremental } from "../../charts/turns";
 import { withQuery } from "../../api/http";
 import { useLive } from "../../api/live";
 import { ended, type Job, type Layer, num, type Page } from "../../api/types";
@@ -27,7 +27,7 @@ export function Figures({ job, tensor, kind }: TensorProps) {
   const phase = phases.includes(query.get("phase") ?? "train") ? query.get("phase") ?? "train" : phases[0];
   const series = value?.data.find((one) => one.phase === phase);
   const charts = useMemo(() => (series ? chartsOf(series) : []), [series]);
-  const few = useOneByOne(charts.length);
+  const few = useIncremental(charts.length);
   const zoom = (to: Range | null) => change({ range: to && `${to[0]}~${to[1]}` });
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the statistics" />;
   if (!series) return zoomed ? <p>No statistics in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} what="No statistics" />;

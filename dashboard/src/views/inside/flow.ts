@@ -62,7 +62,7 @@ function markOf(sum: Sum): Mark {
 export const DEPTH = { exploding: 70, vanishing: 1e-3, first: 1e-4 } as const;
 
 /** The ratio of the first layer's norm to the last layer's, and its mark. Takes norms. */
-export function overDepth(norms: readonly FlowPoint[]): { ratio: number; mark: Mark } | null {
+export function gradientTrend(norms: readonly FlowPoint[]): { ratio: number; mark: Mark } | null {
   const there = norms.filter((point) => point.value !== null && Number.isFinite(point.value));
   const [first, last] = [there[0]?.value, there.at(-1)?.value];
   if (there.length < 2 || !last || first === undefined || first === null) return null;

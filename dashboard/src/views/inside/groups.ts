@@ -11,7 +11,7 @@ export interface Box {
 }
 
 /** More boxes than this at one level are grouped. */
-export const AT_ONCE = 120;
+export const MAX_BOXES = 120;
 /** The most boxes shown at once. */
 export const MOST = 600;
 const CHUNKS = 40;
@@ -21,20 +21,20 @@ const prefix = (name: string, depth: number) => tokens(name).slice(0, depth).joi
 export const idOf = (from: number, to: number) => `${from}-${to}`;
 
 /** The boxes to show: a group whose id is in `open` is replaced by its members. */
-export function boxes(names: readonly string[], open: ReadonlySet<string>, atOnce = AT_ONCE): Box[] {
-  return inside(names, 0, names.length, open, atOnce);
+export function boxes(names: readonly string[], open: ReadonlySet<string>, maxBoxes = MAX_BOXES): Box[] {
+  return inside(names, 0, names.length, open, maxBoxes);
 }
 
-function inside(names: readonly string[], from: number, to: number, open: ReadonlySet<string>, atOnce: number): Box[] {
-  return divided(names, from, to, atOnce).flatMap((box) => (box.to - box.from > 1 && open.has(box.id) ? inside(names, box.from, box.to, open, atOnce) : [box]));
+function inside(names: readonly string[], from: number, to: number, open: ReadonlySet<string>, maxBoxes: number): Box[] {
+  return divided(names, from, to, maxBoxes).flatMap((box) => (box.to - box.from > 1 && open.has(box.id) ? inside(names, box.from, box.to, open, maxBoxes) : [box]));
 }
 
-function divided(names: readonly string[], from: number, to: number, atOnce: number): Box[] {
-  if (to - from <= atOnce) return range(from, to).map((at) => boxOf(names, at, at + 1));
+function divided(names: readonly string[], from: number, to: number, maxBoxes: number): Box[] {
+  if (to - from <= maxBoxes) return range(from, to).map((at) => boxOf(names, at, at + 1));
   const depths = Math.max(...names.slice(from, to).map((name) => tokens(name).length));
   for (let depth = 1; depth < depths; depth++) {
     const starts = range(from, to).filter((at) => at === from || prefix(names[at]!, depth) !== prefix(names[at - 1]!, depth));
-    if (starts.length > atOnce) break;
+    if (starts.length > maxBoxes) break;
     if (starts.length > 1) return starts.map((at, number) => boxOf(names, at, starts[number + 1] ?? to));
   }
   const size = Math.ceil((to - from) / CHUNKS);

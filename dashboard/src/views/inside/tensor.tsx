@@ -66,7 +66,7 @@ function Picture({ capture }: { capture: Capture }) {
   const at = capture.shape.slice(0, axes).map((length, axis) => Math.max(0, Math.min(length - 1, places[axis] || 0)));
   const { slice, stride } = sliceOf(capture.shape, capture.kind, at);
   const { tensor, problem } = useNpy(pathOf(capture, { format: "npy", slice }));
-  const apart = query.get("colours") === "apart";
+  const apart = query.get("colors") === "apart";
   const tiles = useMemo(() => (tensor ? tilesOf(tensor) : null), [tensor]);
   const range = useMemo(() => (tensor ? rangeOf(tensor.values) : null), [tensor]);
   const choose = (axis: number, place: number) => change({ at: at.map((one, n) => (n === axis ? place : one)).join(".") });
@@ -77,7 +77,7 @@ function Picture({ capture }: { capture: Capture }) {
         {OF_BATCHES.has(capture.kind) && axes > 0 && <RowOf capture={capture} example={at[0]!} />}
         {tiles && tiles.starts.length > 1 && (
           <label class="field"><span>Colors</span>
-            <select value={apart ? "apart" : "one"} onChange={(event) => change({ colours: event.currentTarget.value === "apart" ? "apart" : null })}>
+            <select value={apart ? "apart" : "one"} onChange={(event) => change({ colors: event.currentTarget.value === "apart" ? "apart" : null })}>
               <option value="one">one scale</option>
               <option value="apart">one scale per image</option>
             </select>

@@ -36,7 +36,7 @@ export function Actions({ job }: { job: Job }) {
       {PAUSABLE.includes(job.state) && (trains || job.state === "queued") && <button onClick={() => act("pause", "Pausing at the next step boundary.")}>Pause</button>}
       {(job.state === "paused" || job.state === "pausing") && <button class="primary" onClick={() => act("resume", "Queued to resume.")}>Resume</button>}
       {trains && !over && <button onClick={() => setOpen("set")}>Change settings</button>}
-      {trains && !over && <DoNow job={job} />}
+      {trains && !over && <ImmediateCommands job={job} />}
       {trains && <button onClick={() => setOpen("fork")}>Fork</button>}
       {over && <button onClick={retry}>Retry</button>}
       <button onClick={() => setOpen("edit")}>Edit</button>
@@ -53,7 +53,7 @@ export function Actions({ job }: { job: Job }) {
   );
 }
 
-function DoNow({ job }: { job: Job }) {
+function ImmediateCommands({ job }: { job: Job }) {
   const request = async (what: "checkpoint" | "evaluate", done: string) => {
     await notify(post(`jobs/${job.id}/commands`, { do: what }), done);
     refresh(`jobs/${job.id}`);

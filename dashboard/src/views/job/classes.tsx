@@ -42,7 +42,7 @@ export function Classes({ ids, probs, source, names, label }: Predicted) {
   const [selection, setSelection] = useState<Selection>({ truth: null, id: null });
   const dataset = useLive<Dataset>(source && `datasets/${source.dataset}`, Infinity).value;
   const column = selected ?? (comparable(dataset?.columns ?? [], names).includes(label) ? label : "");
-  const { truth, problem, loading } = useTruth(source, column, ids.length, names);
+  const { truth, problem, loading } = useLabels(source, column, ids.length, names);
   const known = source && dataset?.splits[source.split] === ids.length ? { ...source, columns: dataset.columns, column } : null;
   const matrix = useMemo(() => (truth ? confusion(truth, ids) : null), [truth, ids]);
   const order = useMemo(() => worstFirst(truth, ids, probs), [truth, ids, probs]);
@@ -85,7 +85,7 @@ function Columns({ names, column, onColumn }: { names: string[]; column: string;
 }
 
 /** The values of a column of a split, read page by page. */
-function useTruth(source: Source | null, column: string, rows: number, names: readonly string[] | null) {
+function useLabels(source: Source | null, column: string, rows: number, names: readonly string[] | null) {
   const [state, setState] = useState<{ column: string; truth: number[] | null; problem: Problem | null }>({ column: "", truth: null, problem: null });
   useEffect(() => {
     if (!source || !column) return;

@@ -61,7 +61,7 @@ export function summaryMetrics(job: Job): Metric[] {
 }
 
 /** A longer interval for many points: the service takes seconds to read a million. */
-function lessOften(everyS: number, points: number): number {
+function pollInterval(everyS: number, points: number): number {
   return Math.min(60, everyS + Math.floor(points / 100_000) * 5);
 }
 
@@ -73,9 +73,9 @@ export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | 
   const wanted = visible && metrics.length ? withQuery(`jobs/${job.id}/metrics/query`, query) : null;
   const [answered, setAnswered] = useState<string | null>(null);
   const first = wanted !== null && answered !== wanted;
-  const turn = useTurn(first);
+  const turn = useQueueSlot(first);
   const points = Math.max(0, ...metrics.map((one) => one.count));
-  const live = useLive<Columns>(!first || turn ? wanted : null, pollEvery(job, lessOften(2, points)));
+  const live = useLive<Columns>(!first || turn ? wanted : null, pollEvery(job, pollInterval(2, points)));
   useEffect(() => {
     if (live.value || live.problem) setAnswered(wanted);
   }, [live.value, live.problem, wanted]);
@@ -84,18 +84,18 @@ export function useColumns(job: Job, metrics: readonly Metric[], range: Steps | 
   return { columns: kept.current, problem: live.problem };
 }
 
-const AT_ONCE = 2;
+const MAX_CONCURRENT = 2;
 const waiting = signal<readonly object[]>([]);
 
 /** A browser opens at most six connections per host: initial chart requests take turns, so that the job's state does not queue behind them. */
-function useTurn(waits: boolean): boolean {
+function useQueueSlot(waits: boolean): boolean {
   const me = useRef<object>({}).current;
   useEffect(() => {
     if (!waits) return;
     waiting.value = [...waiting.peek(), me];
     return () => void (waiting.value = waiting.peek().filter((one) => one !== me));
   }, [waits]);
-  return waiting.value.slice(0, AT_ONCE).includes(me);
+  return waiting.value.slice(0, MAX_CONCURRENT).includes(me);
 }
 
 /** A metric of the columns as a series over steps. */

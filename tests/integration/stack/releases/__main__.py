@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 import glasshouse as gh
 from tests.integration.stack import conftest, releases
-from tests.integration.stack.conftest import House, end, up
+from tests.integration.stack.conftest import RunningStack, end, up
 
 ROWS = 40
 MORE = {"GLASSHOUSE_OUTBOUND_ALLOW": "127.0.0.1", "GLASSHOUSE_CPU_CORES": "1"}
@@ -56,13 +56,13 @@ def table() -> bytes:
     return ("a,b,y\n" + "\n".join(lines) + "\n").encode()
 
 
-def fill(house: House) -> dict[str, Any]:
+def fill(running: RunningStack) -> dict[str, Any]:
     """Have the service do its work; what its API says of it once it stands still."""
-    with house.client() as client:
+    with running.client() as client:
         hook = client.webhooks.create(
             "http://127.0.0.1:9/hook", ["job.succeeded"], {"team": "blue"}
         )
-        reader = client.keys.create("reader", ["read"], house_owner(client))
+        reader = client.keys.create("reader", ["read"], key_owner(client))
         dataset = client.datasets.upload(table(), name="plants.csv", format="csv")
         job = client.jobs.create(spec(dataset.id)).wait(WAIT_S)
         long = spec(dataset.id, name="long", stop={"steps": 6_000}, probes=[])
@@ -92,10 +92,10 @@ def fill(house: House) -> dict[str, Any]:
             f"/webhooks/{hook.id}/deliveries",
             "/keys",
         ]
-        answers = {path: ask(house.runtime, path) for path in paths}
+        answers = {path: ask(running.runtime, path) for path in paths}
         return {
             "answers": answers,
-            "key": house.runtime["api_key"],
+            "key": running.runtime["api_key"],
             "reader": reader.data["key"],
             "job": job.id,
             "running": running.id,
@@ -111,7 +111,7 @@ def ask(runtime: dict[str, Any], path: str) -> Any:
     return answer.json()
 
 
-def house_owner(client: gh.Client) -> str:
+def key_owner(client: gh.Client) -> str:
     return client.keys.list()[0].data["owner"]
 
 
@@ -121,16 +121,16 @@ def main(file: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
         home = Path(directory) / "home"
         conftest.environ = lambda home: environ(home) | MORE
-        house = up(home)
+        running = up(home)
         try:
-            said = fill(house)
-            pids = [child.pid for child in house.children.values()]
-            os.kill(house.process.pid, signal.SIGKILL)
+            said = fill(running)
+            pids = [child.pid for child in running.children.values()]
+            os.kill(running.process.pid, signal.SIGKILL)
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         finally:
-            end(house)
+            end(running)
         engine = create_engine(f"sqlite:///{home / 'glasshouse.db'}")
         with engine.connect() as connection:
             releases.write(file, connection, home / "artifacts", said)

@@ -32,8 +32,8 @@ from models.observations.events import NewEvent
 from models.observations.probes import CheckedProbe
 from models.storage.artifacts import LocalArtifacts
 from models.tables import now
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer, checked, problem
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Writer, checked, problem
 
 NONFINITE = [math.inf, -math.inf, math.nan]
 
@@ -215,7 +215,7 @@ def test_bfloat16_is_kept_in_safetensors(ada: httpx2.Client, writer: Writer, hom
     assert ada.get(path).json()["values"][1] == "NaN"
 
 
-def test_a_step_that_was_not_captured_names_its_neighbours(
+def test_a_step_that_was_not_captured_names_its_neighbors(
     ada: httpx2.Client, writer: Writer, home: Path
 ) -> None:
     path = f"/jobs/{writer.job.id}/layers"
@@ -433,7 +433,7 @@ def test_checkpoints_are_listed_read_and_deleted(
     )
     part = ada.get(f"/checkpoints/{name}/weights", headers={"Range": "bytes=-4", "If-Range": tag})
     assert (part.status_code, part.content) == (206, data[-4:])
-    # the job would go on from it
+    # the job would resume from it
     assert problem(ada.delete(f"/checkpoints/{name}")) == (409, "checkpoint_in_use")
     writer.finish()
     assert ada.delete(f"/checkpoints/{name}").status_code == 204
@@ -587,13 +587,13 @@ def test_what_belongs_to_others_is_not_there(
     paths = ["events", "stream", "metrics", "metrics/query?name=loss", "layers", "stats"]
     paths += ["captures", "layers/conv1/output", "tensors?name=conv1/output", "checkpoints"]
     paths += ["artifacts", "artifacts/x", "logs", "plots/loss"]
-    with scene.client(api.url, scene.make_key(sqlite, "eve")[1]) as eve:
+    with services.client(api.url, services.make_key(sqlite, "eve")[1]) as eve:
         for path in paths:
             assert problem(eve.get(f"{job}/{path}")) == (404, "job_not_found"), path
         devices = checked(eve.get("/devices"), inspection.DeviceList)["data"]
         mine = [row for row in devices if writer.job.id in row["worker"]]
         assert [(row["state"], row["job"]) for row in mine] == [("busy", None)]
-    with scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root:
+    with services.client(api.url, services.make_key(sqlite, "root", "admin")[1]) as root:
         assert root.get(f"{job}/events").status_code == 200
         devices = root.get("/devices").json()["data"]
         assert writer.job.id in [row["job"] for row in devices]

@@ -13,9 +13,9 @@ import pytest
 from bench.readers import Client, Readers
 from bench.stream import Case, feed
 from models.database import Database
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer
-from tests.integration.window.test_endings import raw_stream
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Writer
+from tests.integration.inspection.test_endings import raw_stream
 
 CROWD = Case(watchers=100, rate=50, silent=20, rows=40)
 SECONDS = 4.0
@@ -24,7 +24,7 @@ SECONDS = 4.0
 def test_a_hundred_clients_miss_nothing_beside_twenty_that_never_read(
     sqlite: Database, writer: Writer, serve: Callable[..., Api], tmp_path: Path
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite)
     path = f"/jobs/{writer.job.id}/stream"
     process = psutil.Process(api.process.pid)
@@ -45,7 +45,7 @@ def test_a_hundred_clients_miss_nothing_beside_twenty_that_never_read(
 
 
 def test_an_event_that_is_lost_to_one_client_is_noticed() -> None:
-    """The readers of this test and of the bench do fail: two numbers, with one left out."""
+    """The readers of test and benchmark can fail: two numbers with a gap between them."""
 
     class Wire:
         def __init__(self, *parts: bytes) -> None:

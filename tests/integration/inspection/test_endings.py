@@ -17,8 +17,8 @@ from models.database import Database
 from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
 from models.tables import now
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer, messages
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Writer, messages
 from tests.waiting import until
 
 
@@ -51,7 +51,7 @@ def read_all(connection: socket.socket) -> bytes:
 def test_sigterm_with_100_open_streams_ends_them_and_the_process_at_once(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite)
     with ExitStack() as stack:
         opened = [
@@ -71,7 +71,7 @@ def test_sigterm_with_100_open_streams_ends_them_and_the_process_at_once(
 def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_no_end(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite, stream_send_timeout_s="1")
     with raw_stream(api.url, f"/jobs/{writer.job.id}/stream", secret):
         for _ in range(40):
@@ -83,13 +83,13 @@ def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_no_end(
 def test_fifty_clients_that_never_read_do_not_harm_the_others(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite)
     path = f"/jobs/{writer.job.id}/stream"
     rows = [["layer", "output", *(0.25,) * 9]] * 100
     process = psutil.Process(api.process.pid)
     with ExitStack() as stack:
-        client = stack.enter_context(scene.client(api.url, secret))
+        client = stack.enter_context(services.client(api.url, secret))
         before = process.memory_info().rss
         for _ in range(50):
             stack.enter_context(raw_stream(api.url, path, secret))
@@ -111,7 +111,7 @@ def test_fifty_clients_that_never_read_do_not_harm_the_others(
 def test_the_streams_of_a_revoked_key_end(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    key, secret = scene.make_key(sqlite, "ada")
+    key, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite, stream_ping_s="0.2", stream_key_check_s="0.5")
     with raw_stream(api.url, f"/jobs/{writer.job.id}/stream", secret) as connection:
         received = connection.recv(4096)
@@ -128,7 +128,7 @@ def test_the_streams_of_a_revoked_key_end(
 def test_a_client_that_goes_leaves_nothing_behind(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite)
     process = psutil.Process(api.process.pid)
 
@@ -147,15 +147,15 @@ def test_a_client_that_goes_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-def test_a_second_api_process_sees_what_is_written_through_the_first_bell(
+def test_a_second_api_process_sees_what_is_written_through_the_first_wakeup(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     late: list[float] = []
     with ExitStack() as stack:
         logs = []
         for api in (serve(sqlite), serve(sqlite)):
-            client = stack.enter_context(scene.client(api.url, secret))
+            client = stack.enter_context(services.client(api.url, secret))
             answer = stack.enter_context(client.stream("GET", f"/jobs/{writer.job.id}/stream"))
             logs.append(m for m in messages(answer.iter_lines()) if m.event == "metrics")
         for step in range(20):
@@ -170,9 +170,9 @@ def test_a_second_api_process_sees_what_is_written_through_the_first_bell(
 def test_logs_of_the_process_hold_no_secret(
     sqlite: Database, writer: Writer, serve: Callable[..., Api], home: Path
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     api = serve(sqlite)
-    with scene.client(api.url, secret) as client:
+    with services.client(api.url, secret) as client:
         client.get(f"/jobs/{writer.job.id}/events")
     assert api.stop() == 0
     assert secret not in api.log.read_text()

@@ -17,8 +17,8 @@ from api.schemas import inspection
 from glasshouse import histogram_bins
 from models.jobs.shipments import Batch
 from models.observations.stats import QUANTILES, STATISTICS
-from tests.integration.window.scene import Writer, checked, problem
-from tests.integration.window.test_looking import keep, stats_record
+from tests.integration.inspection.services import Writer, checked, problem
+from tests.integration.inspection.test_queries import keep, stats_record
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 CSV = {"Accept": "text/csv"}
@@ -164,7 +164,7 @@ def test_arrow_and_csv_hold_the_same_as_json(ada: httpx2.Client, watched: str) -
     assert problem(other) == (406, "not_acceptable")
 
 
-def test_what_is_not_finite_is_so_in_every_format(ada: httpx2.Client, writer: Writer) -> None:
+def test_what_is_nan_or_inf_is_so_in_every_format(ada: httpx2.Client, writer: Writer) -> None:
     odd = [math.nan, math.inf, -math.inf]
     row = ["=conv1", "output", *odd, *[0.0] * 6]
     writer.ship(Batch(stats=[stats_record(4, [row])]))
@@ -204,8 +204,8 @@ def test_feature_maps_filters_matrices_and_vectors_come_as_pictures(
     path = f"/jobs/{writer.job.id}/layers/conv1/output"
     answer = ada.get(path, params={"format": "png"})
     seen = pixels(answer)
-    colours = {tuple(colour) for colour in seen.reshape(-1, 3)}
-    assert {(255, 0, 255), (0, 200, 0)} <= colours  # NaN, infinity
+    colors = {tuple(color) for color in seen.reshape(-1, 3)}
+    assert {(255, 0, 255), (0, 200, 0)} <= colors  # NaN, infinity
     assert answer.headers["x-picture"] == "example 0; 6 of 6 tiles; every value; -1 to 1"
     assert answer.headers["x-tensor-step"] == "5"
     rows, columns = 2 * 9 + 1, 3 * 9 + 1  # two rows of three tiles, with lines between
@@ -215,7 +215,7 @@ def test_feature_maps_filters_matrices_and_vectors_come_as_pictures(
     assert red[0] > 2 * red[2]
     assert blue[2] > 1.5 * blue[0]
     other = pixels(ada.get(path, params={"format": "png", "slice": "1"}))
-    assert len({tuple(colour) for colour in other.reshape(-1, 3)}) == 2  # one colour and lines
+    assert len({tuple(color) for color in other.reshape(-1, 3)}) == 2  # one color and lines
     tag = answer.headers["etag"]
     again = ada.get(path, params={"format": "png"}, headers={"If-None-Match": tag})
     assert again.status_code == 304
@@ -231,7 +231,7 @@ def test_feature_maps_filters_matrices_and_vectors_come_as_pictures(
     keep(writer, home, "conv1.bias", "param", 5, np.arange(4.0))
     bias = pixels(ada.get(f"/jobs/{writer.job.id}/layers/conv1.bias/param?format=png"))
     assert bias.shape[1] > bias.shape[0]
-    assert len({tuple(colour) for colour in bias.reshape(-1, 3)}) == 4
+    assert len({tuple(color) for color in bias.reshape(-1, 3)}) == 4
 
 
 def test_a_large_tensor_makes_a_bounded_picture_and_an_odd_one_is_refused(

@@ -11,7 +11,7 @@ from glasshouse.events import is_upkeep
 from models.jobs import checkpoints
 from models.observations import captures, events, metrics
 from models.state import ENDED
-from tests.integration.worker.shop import Shop, train_spec
+from tests.integration.worker.harness import Harness, train_spec
 from tests.waiting import until
 
 NUM_STEPS = 80
@@ -39,7 +39,7 @@ def spec_of(dataset: str) -> dict[str, Any]:
 
 
 @dataclass
-class Story:
+class JobHistory:
     """All that a client can see of a job, without what is another run's by nature."""
 
     log: dict[str, list[Any]]
@@ -49,8 +49,8 @@ class Story:
     summary: dict[str, Any]
 
     @staticmethod
-    def of(shop: Shop, job_id: str) -> "Story":
-        with shop.database.read() as tx:
+    def of(harness: Harness, job_id: str) -> "JobHistory":
+        with harness.database.read() as tx:
             page = events.read(tx, job_id, 0, limit=100_000, max_bytes=1 << 30)
             names = [row.name for row in metrics.names(tx, job_id) if not is_upkeep(row.name)]
             series = {
@@ -65,16 +65,16 @@ class Story:
             if told is not None:
                 log[told.pop("type")].append(told)
         tensors = {
-            (row.layer, row.kind, row.step): load_file(shop.artifacts.local(row.key))[
+            (row.layer, row.kind, row.step): load_file(harness.artifacts.local(row.key))[
                 row.tensor
             ].tobytes()
             for row in kept
         }
-        weights = load_file(shop.artifacts.local(saved.key) / "model.safetensors")
+        weights = load_file(harness.artifacts.local(saved.key) / "model.safetensors")
         raw = {name: item.tobytes() for name, item in weights.items()}
-        return Story(dict(log), series, tensors, raw, shop.job(job_id).summary)
+        return JobHistory(dict(log), series, tensors, raw, harness.job(job_id).summary)
 
-    def check(self, other: "Story") -> None:
+    def check(self, other: "JobHistory") -> None:
         """Compare with what should be; piece by piece, for a message that can be read."""
         for kind in sorted(self.log.keys() | other.log.keys()):
             mine, theirs = self.log.get(kind, []), other.log.get(kind, [])
@@ -86,7 +86,7 @@ class Story:
         assert self.weights == other.weights
         assert self.summary == other.summary
 
-    def check_but_counted(self, other: "Story", kind: str) -> None:
+    def check_but_counted(self, other: "JobHistory", kind: str) -> None:
         """As `check`, but some events of a kind are missing, and events ``dropped`` count them."""
         mine, theirs = self.log.get(kind, []), other.log[kind]
         lost = [one for one in theirs if one not in mine]
@@ -94,7 +94,7 @@ class Story:
         assert sum(one["count"] for one in self.log.pop("dropped")) == len(lost)
         assert self.tensors.items() <= other.tensors.items()
         whole = {**self.log, kind: theirs}
-        Story(whole, self.series, other.tensors, self.weights, other.summary).check(other)
+        JobHistory(whole, self.series, other.tensors, self.weights, other.summary).check(other)
 
 
 def _timeless(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -108,23 +108,23 @@ def _timeless(event: dict[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in event.items() if name not in OURS}
 
 
-def survive(shop: Shop, job_id: str, worker: str = "w1") -> None:
+def survive(harness: Harness, job_id: str, worker: str = "w1") -> None:
     """Start the worker again whenever it dies, until the job has ended."""
 
     def ended() -> bool:
-        if shop.workers[worker].poll() is not None:
-            shop.start_worker(worker, wait=False)
-        return shop.job(job_id).state in ENDED
+        if harness.workers[worker].poll() is not None:
+            harness.start_worker(worker, wait=False)
+        return harness.job(job_id).state in ENDED
 
     until(ended, 300)
-    assert shop.job(job_id).state == "succeeded", (shop.job(job_id).error, shop.logs())
+    assert harness.job(job_id).state == "succeeded", (harness.job(job_id).error, harness.logs())
 
 
-def check_attempts(shop: Shop, job_id: str) -> list[int | None]:
+def check_attempts(harness: Harness, job_id: str) -> list[int | None]:
     """From which steps the attempts resumed; the log says the same."""
-    claimed = [one for one in shop.attempts(job_id) if one.claimed_at]
+    claimed = [one for one in harness.attempts(job_id) if one.claimed_at]
     begun = [one.resumed_from_step for one in claimed]
-    told = [one["resumed_from_step"] for one in shop.payloads(job_id, "attempt")]
+    told = [one["resumed_from_step"] for one in harness.payloads(job_id, "attempt")]
     assert told == begun
     assert begun[0] == (None if claimed[0].n == 1 else 0)  # those before it never came to run
     assert all(step is not None and step % SAVED_EVERY in (0, NUM_STEPS % SAVED_EVERY)

@@ -8,8 +8,8 @@ from redis import Redis
 from api.schemas import inspection
 from models.database import Database
 from models.jobs import jobs
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Writer, checked, problem
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Writer, checked, problem
 
 
 def test_the_queue_says_why_a_job_waits(
@@ -23,8 +23,8 @@ def test_the_queue_says_why_a_job_waits(
     first = submit("ada")
     api = serve(sqlite)
     with (
-        scene.client(api.url, scene.make_key(sqlite, "ada")[1]) as ada,
-        scene.client(api.url, scene.make_key(sqlite, "root", "admin")[1]) as root,
+        services.client(api.url, services.make_key(sqlite, "ada")[1]) as ada,
+        services.client(api.url, services.make_key(sqlite, "root", "admin")[1]) as root,
     ):
         (entry,) = checked(ada.get("/queue"), inspection.QueuedJobList)["data"]
         assert (entry["job"], entry["reason"]) == (first, "no worker")

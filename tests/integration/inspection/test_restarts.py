@@ -11,9 +11,9 @@ from redis import Redis
 import glasshouse as gh
 from api.schemas import inspection
 from models.database import Database
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Message, Writer, messages, problem
-from tests.integration.window.test_streams import read
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Message, Writer, messages, problem
+from tests.integration.inspection.test_streams import read
 from tests.waiting import until
 
 
@@ -44,7 +44,7 @@ def test_who_reads_later_sees_one_run_and_who_asks_sees_all(
     writer.finish()
     log = read(ada, f"{path}/stream")
     assert pairs(log) == SHOWN
-    polled = scene.checked(ada.get(f"{path}/events?limit=1000"), inspection.EventList)["data"]
+    polled = services.checked(ada.get(f"{path}/events?limit=1000"), inspection.EventList)["data"]
     assert [message.data for message in log] == polled
     begun = [message.data["resumed_from_step"] for message in log if message.event == "attempt"]
     assert begun == [None, 3, 2]
@@ -58,7 +58,7 @@ def test_who_reads_later_sees_one_run_and_who_asks_sees_all(
     assert [message.data for message in everything] == polled
     second = read(ada, f"{path}/stream?attempt=2")
     assert pairs(second) == [(2, step) for step in range(3, 7)]
-    assert second[-1].event == "end"  # so that whoever reads knows that it is over
+    assert second[-1].event == "end"  # so that the reader knows that the stream has ended
     only = ada.get(f"{path}/events?limit=1000&attempt=2").json()["data"]
     assert {event["attempt"] for event in only} == {2}
 
@@ -67,14 +67,14 @@ def test_metrics_checkpoints_and_the_rest_are_those_of_one_run(
     ada: httpx2.Client, writer: Writer
 ) -> None:
     path = f"/jobs/{crashed(writer).job.id}"
-    columns = scene.checked(ada.get(f"{path}/metrics/query?name=loss"), inspection.Columns)
+    columns = services.checked(ada.get(f"{path}/metrics/query?name=loss"), inspection.Columns)
     assert columns["step"] == [0, 1, 2, 3]
     assert columns["values"]["loss"] == [1.0, 1.0, 3.0, 3.0]
     assert "attempt" not in columns
-    (loss, _) = scene.checked(ada.get(f"{path}/metrics"), inspection.MetricList)["data"]
+    (loss, _) = services.checked(ada.get(f"{path}/metrics"), inspection.MetricList)["data"]
     assert (loss["count"], loss["max"], loss["last_step"]) == (4, 3.0, 3)
     query = f"{path}/metrics/query?name=loss&attempt=all"
-    columns = scene.checked(ada.get(query), inspection.Columns)
+    columns = services.checked(ada.get(query), inspection.Columns)
     assert sorted(zip(columns["attempt"], columns["step"], strict=True)) == sorted(WHOLE)
     assert columns["step"] == sorted(columns["step"])
     text = ada.get(query, headers={"Accept": "text/csv"}).text.splitlines()
@@ -82,20 +82,20 @@ def test_metrics_checkpoints_and_the_rest_are_those_of_one_run(
     assert len(text) == 1 + len(WHOLE)
     columns = ada.get(f"{path}/metrics/query?name=loss&attempt=2").json()
     assert columns["values"]["loss"] == [2.0] * 4
-    kept = scene.checked(ada.get(f"{path}/checkpoints"), inspection.CheckpointList)["data"]
+    kept = services.checked(ada.get(f"{path}/checkpoints"), inspection.CheckpointList)["data"]
     assert [(row["attempt"], row["step"], row["state"]) for row in kept] == [(2, 2, "complete")]
 
 
 def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # noqa: C901
     database: Database, redis: Redis, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(database, "ada")
+    _, secret = services.make_key(database, "ada")
     writer = Writer(database, redis).begin()
     live: dict[str, list[Message]] = {"": [], "?attempt=all": []}
     url = serve(database).url
 
     def follow(query: str) -> None:
-        with scene.client(url, secret) as client:
+        with services.client(url, secret) as client:
             path = f"/jobs/{writer.job.id}/stream{query}"
             with client.stream("GET", path) as answer:
                 live[query].extend(messages(answer.iter_lines()))
@@ -104,7 +104,7 @@ def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # no
         """What a client gets that comes now, beside those that follow."""
         found: list[Message] = []
         with (
-            scene.client(url, secret) as client,
+            services.client(url, secret) as client,
             client.stream("GET", f"/jobs/{writer.job.id}/stream?after={after}") as answer,
         ):
             for message in messages(answer.iter_lines()):
@@ -140,7 +140,7 @@ def test_an_open_stream_sees_what_came_and_then_from_where_it_comes_again(  # no
         if message.event == "attempt" and message.data["resumed_from_step"] is not None:
             kept = [pair for pair in kept if pair[1] < message.data["resumed_from_step"]]
         kept += pairs([message])
-    with scene.client(url, secret) as client:
+    with services.client(url, secret) as client:
         assert kept == pairs(read(client, f"/jobs/{writer.job.id}/stream"))
 
 
@@ -160,7 +160,7 @@ def test_the_python_client_reads_one_run_or_all_attempts(
 ) -> None:
     crashed(writer)
     writer.finish()
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     with gh.Client(serve(sqlite).url, secret) as client:
         job = client.jobs.get(writer.job.id)
         assert job.metrics("loss").steps.tolist() == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Real processes for the tests of the window: a broker, an API, and a writer of events."""
+"""Real processes for the tests of inspection: a broker, an API, and a writer of events."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ class Broker:
 
 
 class Api(ApiProcess):
-    """A real API process on a ledger and a broker that are there already."""
+    """A real API process on an existing database and broker."""
 
     def __init__(self, home: Path, database_url: str, redis_url: str, **settings: str) -> None:
         env = {name: value for name, value in os.environ.items() if "GLASSHOUSE" not in name}
@@ -117,7 +117,7 @@ class Api(ApiProcess):
 
 @dataclass
 class Writer:
-    """What a worker does to the ledger, without training anything."""
+    """Writes to the database what a worker writes, without training anything."""
 
     database: Database
     redis: Redis | None

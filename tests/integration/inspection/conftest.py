@@ -11,8 +11,8 @@ from redis import Redis
 from models.database import Database
 from models.migrate import migrate
 from tests import leaks
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Broker, Writer
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Broker, Writer
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def writer(sqlite: Database, redis: Redis) -> Writer:
 def ada(home: Path, broker: Broker, sqlite: Database) -> Generator[httpx2.Client]:
     """A client of the module's API, with a key of the owner of the writers' jobs."""
     api = Api(home, sqlite.url, broker.url)
-    _, secret = scene.make_key(sqlite, "ada")
-    with contextlib.closing(scene.client(api.url, secret)) as opened:
+    _, secret = services.make_key(sqlite, "ada")
+    with contextlib.closing(services.client(api.url, secret)) as opened:
         yield opened
     api.kill()

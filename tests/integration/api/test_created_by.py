@@ -66,7 +66,7 @@ def test_what_is_asked_of_a_job_later_changes_nothing(named: Named, spec: dict[s
     assert (renamed["name"], renamed["created_by"]) == ("renamed", "laptop")
 
 
-def test_a_retry_and_a_fork_are_of_whoever_asked_for_them(
+def test_a_retry_and_a_fork_are_of_their_requester(
     each_service: Api, named: Named, spec: dict[str, Any]
 ):
     laptop, other = named("laptop"), named("other")
@@ -117,7 +117,7 @@ def test_no_tenant_reads_the_name_of_anothers_key(named: Named, spec: dict[str, 
     boss = named("the boss's own key", "boss", "admin")
     made(mine, f"/jobs/{job['id']}/cancel")
     assert who(boss, job) == "a secret of mara's"
-    again = made(boss, f"/jobs/{job['id']}/retry")  # it belongs to whoever asked
+    again = made(boss, f"/jobs/{job['id']}/retry")  # it belongs to the caller
     assert again["created_by"] == "the boss's own key"
     nosy = named("nosy", "ned")
     for name in ("jobs", "queue", "devices", "workers", f"jobs/{job['id']}", "stream"):

@@ -6,9 +6,9 @@ import glasshouse as gh
 from glasshouse.events import GapEvent
 from models.database import Database
 from models.storage import retention
-from tests.integration.window import scene
-from tests.integration.window.scene import Writer
-from tests.integration.window.test_streams import read
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Writer
+from tests.integration.inspection.test_streams import read
 
 
 def forget(database: Database, job: str, upto: int) -> None:
@@ -47,7 +47,7 @@ def test_a_gap_comes_though_only_some_types_are_wanted(
     assert [message.event for message in seen] == ["gap", "state", "end"]
 
 
-def test_of_several_jobs_only_the_one_with_a_gap_tells_of_one(
+def test_of_several_jobs_only_the_one_with_a_gap_reports_one(
     ada: httpx2.Client, sqlite: Database, writer: Writer
 ) -> None:
     writer.losses([1.0] * 10)
@@ -62,13 +62,13 @@ def test_of_several_jobs_only_the_one_with_a_gap_tells_of_one(
     assert sum(message.event == "end" for message in seen) == 2
 
 
-def test_the_client_gives_the_gap_out_and_goes_on_to_the_end(
+def test_the_client_gives_the_gap_out_and_continues_to_the_end(
     ada: httpx2.Client, sqlite: Database, writer: Writer
 ) -> None:
     writer.losses([1.0] * 10)
     writer.finish()
     forget(sqlite, writer.job.id, 6)
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     url = str(ada.base_url).split("/api/")[0]
     with gh.Client(url, secret) as client:
         job = client.jobs.get(writer.job.id)

@@ -1,4 +1,4 @@
-"""A service without its API: what the tests of the worker submit to, and look into."""
+"""The harness of the worker's tests: a service without its API."""
 
 import json
 import os
@@ -89,8 +89,8 @@ def endless(dataset: str, **changes: Any) -> dict[str, Any]:
     return spec
 
 
-class Shop:
-    """Settings, ledger and artifacts of one service, and the worker processes of a test."""
+class Harness:
+    """Settings, database and artifacts of one service, and the worker processes of a test."""
 
     def __init__(self, database_url: str, redis_url: str, home: Path) -> None:
         self.variables = {
@@ -111,11 +111,11 @@ class Shop:
         self.app = make_app(self.settings)
 
     def start_worker(
-        self, name: str = "w1", *, wait: bool = True, odd: bool = False, **variables: str
+        self, name: str = "w1", *, wait: bool = True, misbehaving: bool = False, **variables: str
     ) -> subprocess.Popen[bytes]:
-        """Start a worker; an ``odd`` one is of `odd_worker`, and its ranks of `misbehaving`."""
+        """Start a worker. ``misbehaving``: its ranks do what the job's labels say."""
         more = {f"GLASSHOUSE_{key}": value for key, value in (self.variables | variables).items()}
-        module = "tests.integration.worker.odd_worker" if odd else "worker"
+        module = "tests.integration.worker.misbehaving_worker" if misbehaving else "worker"
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, "--name", name],
@@ -220,8 +220,8 @@ class Shop:
     def logs(self) -> str:
         return "\n".join(self.log(name)[-5000:] for name in self.workers)
 
-    def ledger(self) -> str:
-        """The newest jobs and all devices, as a person who looks for a mistake reads them."""
+    def database_rows(self) -> str:
+        """The newest jobs and all devices, for the report of a failed test."""
         with self.database.read() as tx:
             newest = tx.scalars(select(Job).order_by(Job.created_at.desc()).limit(5))
             jobs_ = [f"{job.id} {job.state} {job.attempt} {job.progress}" for job in newest]
@@ -270,7 +270,7 @@ class Shop:
         assert all(worker.poll() is None for worker in self.workers.values()), self.logs()
         with self.database.read() as tx:
             states = [state for _, state in workers.all_devices(tx, lease_ms=60_000)]
-        assert set(states) == {"active"}, f"a shared worker was told to take no jobs: {states}"
+        assert set(states) == {"active"}, f"a shared worker is draining: {states}"
 
     def close(self) -> None:
         for process in self.workers.values():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from tests.integration.stack.conftest import House, command, end, up
+from tests.integration.stack.conftest import RunningStack, command, end, up
 from tests.waiting import until
 
 
@@ -15,16 +15,16 @@ def are_gone(children: dict[str, Identity]) -> bool:
 
 
 def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
-    house = up(home)
+    running = up(home)
     try:
-        children, key = house.children, house.runtime["api_key"]
-        house.process.send_signal(signal.SIGKILL)
-        house.process.wait()
+        children, key = running.children, running.runtime["api_key"]
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait()
         # the lifeline: API and worker notice by themselves
         for name in ("api", "worker"):
             until(lambda name=name: not processes.alive(children[name]))
             log = (home / "logs" / f"{name}.log").read_text()
-            assert "Timeout (" not in log, log  # in good order, not by `end_within`
+            assert "Timeout (" not in log, log  # a graceful shutdown, not by `end_within`
         again = command(home, "up", "--port", "0", "--detach", "--json")
         assert again.returncode == 0, again.stderr
         assert are_gone(children)
@@ -33,7 +33,7 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         assert json.loads(again.stdout) == {
             name: value for name, value in runtime.items() if name != "api_key"
         }
-        children = House(home, house.process).children
+        children = RunningStack(home, running.process).children
         down = command(home, "down", "--json")
         assert json.loads(down.stdout) == {"stopped": True, "home": str(home)}
         assert are_gone(children)
@@ -43,19 +43,19 @@ def test_a_killed_service_frees_all_and_comes_back_with_its_key(home: Path):
         assert json.loads(command(home, "down", "--json").stdout)["stopped"] is False
         assert command(home, "status").returncode == 8
     finally:
-        end(house)
+        end(running)
 
 
 def test_ctrl_c_stops_everything_in_order(home: Path):
-    house = up(home)
+    running = up(home)
     try:
-        children = house.children
-        house.process.send_signal(signal.SIGINT)
-        assert house.process.wait(60) == 0
+        children = running.children
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
         assert are_gone(children)
-        assert "stopping" in house.log()
+        assert "stopping" in running.log()
     finally:
-        end(house)
+        end(running)
 
 
 def test_a_service_that_cannot_start_says_why_and_leaves_nothing(home: Path):

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import glasshouse as gh
-from tests.acceptance.houses import House, plain_environment, run_python
+from tests.acceptance.services import LocalService, plain_environment, run_python
 from tests.acceptance.specs import FIELDS, digits_example
 
 KINDS = ["output", "output_grad", "param", "param_grad"]
@@ -137,10 +137,10 @@ def test_the_weights_of_a_checkpoint_are_downloaded_in_parts(http: httpx2.Client
     assert load(whole.content)["fc.weight"].shape == (10, 64)
 
 
-def test_the_command_line_tells_the_same(house: House, watched: Watched):
-    shown = json.loads(house.command("metrics", watched.job.id, "loss", "--json"))
+def test_the_command_line_reports_the_same(local_service: LocalService, watched: Watched):
+    shown = json.loads(local_service.command("metrics", watched.job.id, "loss", "--json"))
     assert shown["values"][-1] == watched.job.metrics("loss").values[-1]
-    assert "validation/accuracy" in house.command("metrics", watched.job.id)
+    assert "validation/accuracy" in local_service.command("metrics", watched.job.id)
 
 
 # --- exactness -------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.migrate import config, migrate
 from models.observations import metrics
-from models.observations.lineage import Asked
+from models.observations.lineage import AttemptFilter
 from models.observations.metrics import MetricPoint, Summary
 from models.observations.rollups import LENGTH
 from models.observations.thinning import kept_places
 from models.tables import Job
 
-from .making import make_job, make_worker, next_attempt, running, saved, ship
+from .factories import make_job, make_worker, next_attempt, running, saved, ship
 
 ODD = [math.nan, math.inf, -math.inf]
 
@@ -43,11 +43,14 @@ def by_reading_all(name: str, points: list[MetricPoint]) -> Summary:
     return Summary(name, last.value, last.step, low, high, len(points), min(odd, default=None))
 
 
-def agree(database: Database, job: Job, asked: Asked = None) -> list[Summary]:
+def agree(database: Database, job: Job, attempt_filter: AttemptFilter = None) -> list[Summary]:
     """What a glance says, once it is what all values say."""
     with database.read() as tx:
-        found = metrics.names(tx, job.id, asked)
-        series = {name: metrics.query(tx, job.id, name, asked=asked) for name in ("acc", "loss")}
+        found = metrics.names(tx, job.id, attempt_filter)
+        series = {
+            name: metrics.query(tx, job.id, name, attempt_filter=attempt_filter)
+            for name in ("acc", "loss")
+        }
     read = [by_reading_all(name, points) for name, points in series.items() if points]
     assert repr(found) == repr(read)  # of NaN, too
     return found
@@ -64,7 +67,7 @@ class Run:
         self.step = self.offset = 0
 
     def ship(self) -> None:
-        """Some steps more, of which some are told of twice: the later value stays."""
+        """More steps, some reported twice: the later value is kept."""
         chance = self.chance
         values: list[tuple[int, str, float]] = []
         for _ in range(chance.randrange(1, 20)):
@@ -95,8 +98,8 @@ def test_a_glance_is_what_all_values_say_whatever_was_run_again(database: Databa
             agree(database, run.job)
         run.begin_again()
         agree(database, run.job)
-        for asked in range(1, run.claim.attempt + 1):
-            agree(database, run.job, asked)
+        for attempt_filter in range(1, run.claim.attempt + 1):
+            agree(database, run.job, attempt_filter)
 
 
 def test_fewer_points_are_those_of_all_that_the_rule_keeps(database: Database):

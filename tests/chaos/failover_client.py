@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Self, TypeVar
 
 import glasshouse as gh
-from tests.acceptance.houses import Cluster
+from tests.acceptance.services import Cluster
 
 T = TypeVar("T")
 
 
-class Asking:
+class FailoverClient:
     """Asks the APIs of a cluster in turn. Of one thread; use it in a ``with`` block or close it."""
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
@@ -45,5 +45,5 @@ class Asking:
         self._turn += 1
         name = names[self._turn % len(names)]
         if name not in self._clients:
-            self._clients[name] = self._cluster.door(name).client()
+            self._clients[name] = self._cluster.endpoint(name).client()
         return self._clients[name]

@@ -57,7 +57,7 @@ def run_python(*arguments: str, environment: dict[str, str], **options: Any) -> 
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """One way into a service: an address and a key."""
 
     url: str
@@ -78,7 +78,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class House(Door):
+class LocalService(Endpoint):
     """A service that ``glasshouse up --detach`` started."""
 
     home: Path
@@ -93,17 +93,17 @@ class House(Door):
         return run_python("-m", "glasshouse.cli", *arguments, environment=self.environment)
 
     @staticmethod
-    def up(home: Path, port: int = 0) -> "House":
+    def up(home: Path, port: int = 0) -> "LocalService":
         """Start a service and wait until it is ready. Port 0: any that is free."""
         at = ("--home", str(home), "--port", str(port))
         command = ("-m", "glasshouse.cli", "up", "--detach", *at)
         run_python(*command, environment=plain_environment())
         runtime = json.loads((home / "runtime.json").read_text())
-        return House(runtime["url"], runtime["api_key"], home)
+        return LocalService(runtime["url"], runtime["api_key"], home)
 
     @classmethod
     @contextlib.contextmanager
-    def lent(cls) -> Generator["House"]:
+    def temporary(cls) -> Generator["LocalService"]:
         """One in an empty home, which goes with it; a short path, as sockets have little room."""
         folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
         try:
@@ -118,11 +118,11 @@ class House(Door):
         """Stop it."""
         self.command("down", "--home", str(self.home))
 
-    def another_key(self, owner: str, *scopes: str) -> Door:
-        """A door for somebody else."""
+    def another_key(self, owner: str, *scopes: str) -> Endpoint:
+        """A endpoint for somebody else."""
         with self.client() as client:
             made = client.keys.create(owner, scopes, owner)
-        return Door(self.url, made.data["key"])
+        return Endpoint(self.url, made.data["key"])
 
 
 class Broker:
@@ -199,9 +199,9 @@ class Cluster:
             self.start_api(name)
         self.await_workers()
 
-    def door(self, name: str) -> Door:
+    def endpoint(self, name: str) -> Endpoint:
         """The way in by one of the APIs."""
-        return Door(self.urls[name], self.key)
+        return Endpoint(self.urls[name], self.key)
 
     def start_api(self, name: str) -> None:
         """Start an API, where it was before if it was there before."""
@@ -229,7 +229,7 @@ class Cluster:
         """Wait until every worker takes jobs and holds none."""
 
         def all_are_free() -> bool:
-            with self.door(self.api_names[0]).http() as http:
+            with self.endpoint(self.api_names[0]).http() as http:
                 states = {row["id"]: row["state"] for row in http.get("/workers").json()["data"]}
                 devices = http.get("/devices").json()["data"]
             busy = [row for row in devices if row.get("job")]

@@ -10,8 +10,8 @@ import pytest
 from redis import Redis
 
 from models.database import Database
-from tests.integration.window import scene
-from tests.integration.window.scene import Api, Broker, Message, Writer, messages
+from tests.integration.inspection import services
+from tests.integration.inspection.services import Api, Broker, Message, Writer, messages
 from tests.waiting import until
 
 
@@ -45,7 +45,7 @@ def test_a_stream_begins_with_hello_and_ends_with_end(ada: httpx2.Client, writer
 def test_streaming_and_polling_give_the_same_bytes_while_events_are_written(
     database: Database, redis: Redis, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(database, "ada")
+    _, secret = services.make_key(database, "ada")
     writer = Writer(database, redis).begin()
     generator = random.Random(1)  # noqa: S311
 
@@ -54,7 +54,7 @@ def test_streaming_and_polling_give_the_same_bytes_while_events_are_written(
             writer.losses([generator.random() for _ in range(generator.randint(1, 20))])
         writer.finish()
 
-    with scene.client(serve(database).url, secret) as client:
+    with services.client(serve(database).url, secret) as client:
         thread = threading.Thread(target=write)
         thread.start()
         path = f"/jobs/{writer.job.id}"
@@ -202,11 +202,11 @@ def test_several_jobs_come_in_one_stream_and_resume_from_pairs(
     assert foreign.status_code == 400
 
 
-def test_a_job_of_somebody_else_cannot_be_watched(
+def test_a_job_of_another_owner_cannot_be_watched(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "eve")
-    with scene.client(serve(sqlite).url, secret) as eve:
+    _, secret = services.make_key(sqlite, "eve")
+    with services.client(serve(sqlite).url, secret) as eve:
         for path in (f"/jobs/{writer.job.id}/stream", f"/stream?job={writer.job.id}"):
             answer = eve.get(path)
             assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
@@ -215,8 +215,8 @@ def test_a_job_of_somebody_else_cannot_be_watched(
 def test_the_number_of_streams_of_a_key_is_limited(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
-    with scene.client(serve(sqlite, max_streams_per_key="2").url, secret) as client:
+    _, secret = services.make_key(sqlite, "ada")
+    with services.client(serve(sqlite, max_streams_per_key="2").url, secret) as client:
         path = f"/jobs/{writer.job.id}/stream"
         with client.stream("GET", path) as one, client.stream("GET", path) as two:
             lines = one.iter_lines(), two.iter_lines()  # closed streams would not count
@@ -235,9 +235,9 @@ def test_the_number_of_streams_of_a_key_is_limited(
 def test_a_silent_stream_sends_pings(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
-    _, secret = scene.make_key(sqlite, "ada")
+    _, secret = services.make_key(sqlite, "ada")
     with (
-        scene.client(serve(sqlite, stream_ping_s="0.2").url, secret) as client,
+        services.client(serve(sqlite, stream_ping_s="0.2").url, secret) as client,
         client.stream("GET", f"/jobs/{writer.job.id}/stream") as answer,
     ):
         pings = 0

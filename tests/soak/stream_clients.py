@@ -1,8 +1,9 @@
-"""Clients that follow jobs by their event streams, well and badly, over every reconnect.
+"""Clients that follow jobs by their event streams across reconnects, some of them badly behaved.
 
-``python -m tests.soak.crowd COUNT URL…``, the key in ``GLASSHOUSE_API_KEY``: a process of its own
-that knows the public API only, until its standard input ends. Prints one line of JSON: what came,
-and what was wrong with it. Of each job a client must see 1, 2, 3 … to the one end, whatever dies.
+``python -m tests.soak.stream_clients COUNT URL…``, with the key in ``GLASSHOUSE_API_KEY``, runs
+until its standard input ends and uses the public API only. It prints one line of JSON: what it
+received, and what was wrong. A client must see the events 1, 2, 3 … of each job up to its one end
+event.
 """
 
 import asyncio
@@ -56,8 +57,8 @@ class Seen:
             self.num_open -= 1
 
 
-class Street:
-    """What the clients share: where the service is, which jobs live, whether it goes on."""
+class SharedState:
+    """What the clients share: the URLs of the service, its active jobs, whether the run is over."""
 
     def __init__(self, urls: list[str], key: str) -> None:
         self.urls = urls
@@ -79,7 +80,7 @@ class Street:
                 await self.rest(1.0)
 
     async def rest(self, seconds: float) -> None:
-        """Wait, but not longer than all of it goes on."""
+        """Wait, but not beyond the end of the run."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.closing.wait(), seconds)
 
@@ -87,8 +88,8 @@ class Street:
 class Viewer:
     """One client; it follows one job after another."""
 
-    def __init__(self, street: Street, number: int) -> None:
-        self._street = street
+    def __init__(self, shared: SharedState, number: int) -> None:
+        self._shared = shared
         self._number = number
         self._random = random.Random(number)  # noqa: S311
         self._habit = HABITS[number % len(HABITS)]
@@ -100,23 +101,23 @@ class Viewer:
 
     async def live(self) -> None:
         """Follow jobs until all of it ends."""
-        street = self._street
-        while not street.closing.is_set():
-            if not street.jobs:
-                await street.rest(0.5)
+        shared = self._shared
+        while not shared.closing.is_set():
+            if not shared.jobs:
+                await shared.rest(0.5)
                 continue
-            self._job, self._last, self._ended = self._random.choice(street.jobs), 0, False
+            self._job, self._last, self._ended = self._random.choice(shared.jobs), 0, False
             await self._follow()
 
     async def _follow(self) -> None:
-        while not self._ended and not self._street.closing.is_set():
+        while not self._ended and not self._shared.closing.is_set():
             try:
                 if not await self._connect():
                     return
             except (OSError, asyncio.IncompleteReadError) as error:
                 closed = isinstance(error, ConnectionRefusedError)
-                self._street.seen.counts["found_closed" if closed else "lost"] += 1
-                await self._street.rest(self._random.uniform(0.1, 1.0))
+                self._shared.seen.counts["found_closed" if closed else "lost"] += 1
+                await self._shared.rest(self._random.uniform(0.1, 1.0))
 
     async def _connect(self) -> bool:
         """One connection. False: there is nothing more to be had of this job."""
@@ -125,7 +126,7 @@ class Viewer:
             head = await reader.readuntil(b"\r\n\r\n")
             status = int(head.split(b" ", 2)[1])
             if status == 200:
-                with self._street.seen.opened():
+                with self._shared.seen.opened():
                     await self._read(reader)
                 return True
             return await self._refused(status)
@@ -134,7 +135,7 @@ class Viewer:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = (
-            self._random.choice(self._street.urls).removeprefix("http://").partition(":")
+            self._random.choice(self._shared.urls).removeprefix("http://").partition(":")
         )
         opened = socket.socket()
         opened.setblocking(False)
@@ -149,28 +150,28 @@ class Viewer:
         reader, writer = await asyncio.open_connection(sock=opened, limit=1 << 16)
         which = "?attempt=all" if self._sees_all else ""
         lines = [f"GET /api/v1/jobs/{self._job}/stream{which} HTTP/1.1", f"Host: {host}:{port}"]
-        lines += [f"{name}: {value}" for name, value in self._street.headers.items()]
+        lines += [f"{name}: {value}" for name, value in self._shared.headers.items()]
         if self._last:
             lines.append(f"Last-Event-ID: {self._last}")
         writer.write("\r\n".join([*lines, "", ""]).encode())
         return reader, writer
 
     async def _refused(self, status: int) -> bool:
-        counts = self._street.seen.counts
+        counts = self._shared.seen.counts
         counts[f"status_{status}"] += 1
         if status == 204 and not self._ended:
-            self._street.seen.complain(f"{self._job}: over at {self._last}, and no end was seen")
+            self._shared.seen.complain(f"{self._job}: over at {self._last}, and no end was seen")
         if status == 503:
-            await self._street.rest(1.0)
+            await self._shared.rest(1.0)
             return True
         if status not in (204, 404):
-            self._street.seen.complain(f"{self._job}: answered {status}")
+            self._shared.seen.complain(f"{self._job}: answered {status}")
         return False
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         if self._habit == "vanishes":
-            self._street.seen.counts["vanished"] += 1
-            await self._street.rest(self._random.uniform(5, 90))
+            self._shared.seen.counts["vanished"] += 1
+            await self._shared.rest(self._random.uniform(5, 90))
             self._ended = True  # for this one: the next job
             return
         wait_s = self._random.uniform(0.2, 8.0) if self._habit == "cuts" else None
@@ -178,11 +179,11 @@ class Viewer:
             async with asyncio.timeout(wait_s):
                 await self._read_on(reader)
                 return
-        self._street.seen.counts["cut"] += 1
+        self._shared.seen.counts["cut"] += 1
 
     async def _read_on(self, reader: asyncio.StreamReader) -> None:
         rest = b"\n"
-        while not self._ended and not self._street.closing.is_set():
+        while not self._ended and not self._shared.closing.is_set():
             dawdles = self._habit == "dawdles"
             part = await reader.read(LITTLE_BYTES if dawdles else 1 << 18)
             if not part:
@@ -192,10 +193,10 @@ class Viewer:
             whole, rest = (data[: end + 1], data[end:]) if end else (b"", data)
             self._take(whole)
             if dawdles:
-                await self._street.rest(self._random.uniform(0.1, 1.0))
+                await self._shared.rest(self._random.uniform(0.1, 1.0))
 
     def _take(self, whole: bytes) -> None:
-        seen = self._street.seen
+        seen = self._shared.seen
         for number in map(int, ID.findall(whole)):
             missing = self._sees_all and number != self._last + 1
             if number <= self._last or missing or self._ended:
@@ -209,33 +210,33 @@ class Viewer:
 
 async def main(count: int, urls: list[str]) -> dict[str, Any]:
     """All clients, until standard input ends; what they saw."""
-    street = Street(urls, os.environ["GLASSHOUSE_API_KEY"])
+    shared = SharedState(urls, os.environ["GLASSHOUSE_API_KEY"])
     loop = asyncio.get_running_loop()
 
     def await_the_end() -> None:
         sys.stdin.buffer.read()
-        loop.call_soon_threadsafe(street.closing.set)
+        loop.call_soon_threadsafe(shared.closing.set)
 
     threading.Thread(target=await_the_end, daemon=True).start()
-    tasks = [asyncio.create_task(Viewer(street, number).live()) for number in range(count)]
-    tasks.append(asyncio.create_task(street.look()))
-    await street.closing.wait()
+    tasks = [asyncio.create_task(Viewer(shared, number).live()) for number in range(count)]
+    tasks.append(asyncio.create_task(shared.look()))
+    await shared.closing.wait()
     await asyncio.wait(tasks, timeout=1.0)  # who waits for bytes is cut off
     for task in tasks:
         task.cancel()
     for done in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(done, Exception):
-            street.seen.complain(f"a client has failed: {done!r}")
-    seen = street.seen
+            shared.seen.complain(f"a client has failed: {done!r}")
+    seen = shared.seen
     return {"clients": count, "most_open": seen.most_open, **seen.counts, "told": seen.wrong}
 
 
-class Crowd:
+class StreamClients:
     """That process, seen from the one that starts it."""
 
     def __init__(self, count: int, urls: list[str], key: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.crowd", str(count), *urls],
+            [sys.executable, "-m", "tests.soak.stream_clients", str(count), *urls],
             env=os.environ | {"GLASSHOUSE_API_KEY": key},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
