@@ -88,14 +88,7 @@ class Worker:
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
         self._canary = Canary(self.context)
-        self._readers = Readers(
-            settings,
-            database,
-            self.context.artifacts,
-            name=self.context.name,
-            work=self.context.work / "reading",
-            changed=notifier.job_changed,
-        )
+        self._readers = Readers(self.context)
         tasks.hang(app, self.context, self._canary, self._readers)
 
     def refusal(self) -> str | None:
