@@ -170,12 +170,12 @@ class WorkerContext:
         with self._running_changed:
             return job_id in self._running
 
-    def insist(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
+    def insist(self, act: Callable[[], T]) -> T:
         """Do something with the database, and retry while it is unavailable.
 
         Raises:
-            DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
-                longer than ``give_up_after_s``, or than ``kill_s`` while the worker stops.
+            DatabaseUnavailable, StorageFull, TransactionConflict: the worker stops, and it could
+                not be written for longer than ``kill_s``.
         """
         began, delay = time.monotonic(), 0.05
         while True:
@@ -184,8 +184,6 @@ class WorkerContext:
             except AWAY as error:
                 _log.warning("database_unavailable", error=str(error))
                 waited = time.monotonic() - began
-                if give_up_after_s is not None and waited > give_up_after_s:
-                    raise
                 if self.stopping.is_set() and waited > self.settings.kill_s:
                     raise
                 time.sleep(delay)
