@@ -20,11 +20,13 @@ import psutil
 
 from models import keys
 from models.database import Database
+from models.fleet.notifier import Notifier
 from models.migrate import migrate
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
 from tests import leaks
 from tests.waiting import until
+from worker.context import WorkerContext
 from worker.ingest import Readers
 
 T = TypeVar("T")
@@ -114,19 +116,19 @@ class Api(ApiProcess):
 def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Readers]:
     """Run the part of a worker that reads uploaded files, in threads of this process."""
     values: dict[str, Any] = {"sweep_s": 0.05, **settings}
-    mine = Settings(home=api.home, database_url=api.settings.database_url, **values)
-    readers = Readers(
-        mine,
-        api.database,
-        LocalArtifacts(mine.artifacts),
-        name=name,
-        work=mine.work / name / "reading",
-        changed=lambda _: None,
+    url = api.settings.database_url
+    mine = Settings(home=api.home, database_url=url, worker_name=name, **values)
+    fork_server: Any = None  # nothing is forked
+    notifier = Notifier(mine, enabled=False)
+    context = WorkerContext(
+        mine, api.database, LocalArtifacts(mine.artifacts), notifier, fork_server
     )
+    readers = Readers(context)
     readers.start()
     try:
         yield readers
     finally:
+        context.stopping.set()
         readers.close()
 
 

@@ -170,13 +170,17 @@ class WorkerContext:
         with self._running_changed:
             return job_id in self._running
 
-    def with_retries(self, act: Callable[[], T], give_up_after_s: float | None = None) -> T:
+    def with_retries(self, act: Callable[[], T], *, patience_s: float | None = None) -> T:
         """Do something with the database, and retry while it is unavailable.
 
+        ``patience_s``: once the worker stops, how long it may have been retried, in seconds;
+        ``kill_s`` by default.
+
         Raises:
-            DatabaseUnavailable, StorageFull, TransactionConflict: it could not be written for
-                longer than ``give_up_after_s``, or than ``kill_s`` while the worker stops.
+            DatabaseUnavailable, StorageFull, TransactionConflict: the worker stops, and the
+                database could not be written for longer than that.
         """
+        patience_s = self.settings.kill_s if patience_s is None else patience_s
         began, delay = time.monotonic(), 0.05
         while True:
             try:
@@ -184,9 +188,7 @@ class WorkerContext:
             except AWAY as error:
                 _log.warning("database_unavailable", error=str(error))
                 waited = time.monotonic() - began
-                if give_up_after_s is not None and waited > give_up_after_s:
-                    raise
-                if self.stopping.is_set() and waited > self.settings.kill_s:
+                if self.stopping.is_set() and waited > patience_s:
                     raise
                 time.sleep(delay)
                 delay = min(2.0, delay * 2)

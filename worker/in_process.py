@@ -54,14 +54,7 @@ class InProcessWorker:
         notifier = Notifier(settings, enabled=False)
         self._context = WorkerContext(settings, self._database, artifacts, notifier, fork_server)
         self._launch = _launching(carry_out)
-        self._readers = Readers(
-            settings,
-            self._database,
-            artifacts,
-            name=settings.worker_name,
-            work=self._context.work / "reading",
-            changed=lambda _: None,
-        )
+        self._readers = Readers(self._context)
         with self._database.write() as tx:
             devices = cpu_devices(num_cores(settings))
             workers.register(

@@ -11,19 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from glasshouse import jsonio
-from models.database import Database
-from models.settings import Settings
 from models.storage import datasets
-from models.storage.artifacts import Artifacts
 from models.storage.datasets import Reading
-from worker.context import AWAY
+from worker.context import AWAY, WorkerContext
 from worker.processes.fork_server import environment
 
 NUM_AT_ONCE = 2
@@ -38,34 +34,21 @@ T = TypeVar("T")
 class Readers:
     """The threads that read pending datasets until ``close``.
 
-    Args:
-        name: of this worker.
-        work: a directory of this worker only; its content is removed.
-        changed: called with the id of a dataset that is ready or has failed.
+    What an earlier process of this worker left is removed.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        artifacts: Artifacts,
-        *,
-        name: str,
-        work: Path,
-        changed: Callable[[str], object],
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._artifacts = artifacts
-        self._name = name
-        self._work = work
-        self._changed = changed
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._database = context.database
+        self._artifacts = context.artifacts
+        self._work = context.work / "reading"
         self._stopping = threading.Event()
         self._woken = threading.Condition()
         self._num_wakes = 0
         self._threads: list[threading.Thread] = []
-        shutil.rmtree(work, ignore_errors=True)  # left by an earlier process
-        work.mkdir(mode=0o700, parents=True)
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir(mode=0o700, parents=True)
 
     def start(self) -> None:
         """Start the threads."""
@@ -95,7 +78,7 @@ class Readers:
             if not datasets.is_unread(tx):
                 return False
         with self._database.write() as tx:
-            reading = datasets.claim(tx, self._name, lease_ms=self._lease_ms)
+            reading = datasets.claim(tx, self._context.name, lease_ms=self._context.lease_ms)
         if reading is None:
             return False
         self._read(reading)
@@ -117,10 +100,6 @@ class Readers:
         with self._woken:
             self._woken.wait_for(lambda: self._num_wakes != seen, self._settings.sweep_s)
 
-    @property
-    def _lease_ms(self) -> int:
-        return int(self._settings.lease_s * 1000)
-
     def _read(self, reading: Reading) -> None:
         out = self._work / f"{reading.dataset}-{secrets.token_hex(4)}"
         try:
@@ -128,7 +107,7 @@ class Readers:
             if answer is not None:
                 self._settle(reading, out, answer)
             elif self._stopping.is_set():
-                self._with_retries(lambda: self._give_back(reading))
+                self._give_back(reading)
         finally:
             _remove(out)
 
@@ -193,7 +172,7 @@ class Readers:
         """Renew the lease; return whether we hold it. While the database is unavailable, we do."""
         try:
             with self._database.write() as tx:
-                return datasets.renew(tx, reading, lease_ms=self._lease_ms)
+                return datasets.renew(tx, reading, lease_ms=self._context.lease_ms)
         except AWAY as error:
             _log.warning("database_unavailable", dataset=reading.dataset, error=str(error))
             return True
@@ -203,11 +182,13 @@ class Readers:
         if is_ok:
             kept = self._keep(reading, out, answer["meta"])
         else:
-            kept = self._with_retries(lambda: self._refuse(reading, answer["problem"]))
+            kept = self._context.with_retries(
+                lambda: self._refuse(reading, answer["problem"]), patience_s=0
+            )
         if kept:
             self._artifacts.delete(datasets.source_key(reading.dataset))
         _log.info("dataset_read", dataset=reading.dataset, ok=is_ok, kept=kept)
-        self._changed(reading.dataset)
+        self._context.notifier.job_changed(reading.dataset)
 
     def _keep(self, reading: Reading, out: Path, meta: dict[str, Any]) -> bool:
         """Store the columns. Each try has its own key, which is deleted if the try is too late."""
@@ -225,7 +206,8 @@ class Readers:
             with self._database.write() as tx:
                 return datasets.read(tx, reading, key=key, **found)
 
-        kept = self._with_retries(store)  # if it raises, the row may or may not name the files
+        # if it raises, the row may name the files or not
+        kept = self._context.with_retries(store, patience_s=0)
         others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]
         for other in [other for other in others if other != key] if kept else [key]:
             self._artifacts.delete(other)  # of a try that died between its files and its row
@@ -238,23 +220,6 @@ class Readers:
     def _give_back(self, reading: Reading) -> bool:
         with self._database.write() as tx:
             return datasets.give_back(tx, reading)
-
-    def _with_retries(self, act: Callable[[], T]) -> T:
-        """Do something with the database, and retry while it is unavailable.
-
-        Raises:
-            DatabaseUnavailable, StorageFull, TransactionConflict: the worker stops meanwhile.
-        """
-        pause = 0.05
-        while True:
-            try:
-                return act()
-            except AWAY as error:
-                if self._stopping.is_set():
-                    raise
-                _log.warning("database_unavailable", error=str(error))
-                self._stopping.wait(pause)
-                pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
 
 def _parsed(printed: bytes, code: int) -> dict[str, Any]:

@@ -76,20 +76,13 @@ class Worker:
             settings, database, open_artifacts(settings), notifier, fork_server
         )
         self._known = tuple(filter(None, (self.context.instance, before)))
-        """Not other processes: this process, and the one that held the lock before it and has ended."""
+        """Not others: this process, and the one that held the lock before it and has ended."""
         _overwrite(self._lock, self.context.instance)
         self._register = RankRegistry(self.context.work)
         self._devices: list[FoundDevice] = []
         self._threads: list[Every] = []
         self._canary = Canary(self.context)
-        self._readers = Readers(
-            settings,
-            database,
-            self.context.artifacts,
-            name=self.context.name,
-            work=self.context.work / "reading",
-            changed=notifier.job_changed,
-        )
+        self._readers = Readers(self.context)
         tasks.hang(app, self.context, self._canary, self._readers)
 
     def refusal(self) -> str | None:

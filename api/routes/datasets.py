@@ -55,6 +55,19 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
 }
 
 
+Format = Annotated[str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")]
+Resize = Annotated[
+    str | None, Query(pattern=SIZE, description=f"For {IMAGES}: height x width, such as 32x32.")
+]
+Header = Annotated[
+    bool | None,
+    Query(
+        description=f"For {' and '.join(TABLES)}: whether the first row names the columns. "
+        "Default: the service detects it and reports a guess in the dataset's `notes`."
+    ),
+]
+
+
 @router.post(
     "/datasets",
     status_code=201,
@@ -70,20 +83,9 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     caller: Submit,
     key: OnceKey,
     name: UploadName = None,
-    format: Annotated[  # noqa: A002 (the public name)
-        str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")
-    ] = None,
-    resize: Annotated[
-        str | None,
-        Query(pattern=SIZE, description=f"For {IMAGES}: height x width, such as 32x32."),
-    ] = None,
-    header: Annotated[
-        bool | None,
-        Query(
-            description=f"For {' and '.join(TABLES)}: whether the first row names the columns. "
-            "Default: the service detects it and reports a guess in the dataset's `notes`."
-        ),
-    ] = None,
+    format: Format = None,  # noqa: A002 (the public name)
+    resize: Resize = None,
+    header: Header = None,
 ) -> Response:
     """Stream the file's bytes, or send JSON `{"builtin": "digits"}` for a built-in dataset.
 

@@ -104,13 +104,7 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
         headers = {"Vary": "Accept"}
         if is_fresh(request, tag):
             return not_modified(tag, headers)
-        if max_points is None:
-            found = metrics.page(tx, job, names, **where)
-        else:
-            given = where | {"max_points": max_points}
-            found = MetricPage(
-                {each: metrics.query(tx, job, each, **given) for each in names}, None
-            )
+        found = _first_page(tx, job, names, where, max_points)
         _check_known(tx, job, found.series, attempt, has_ended=progress.has_ended)
     headers |= {"ETag": tag, "Cache-Control": "private, no-cache"}
     if chosen == "json":
@@ -126,6 +120,15 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
 
     columns = ["step", "epoch", *(["attempt"] if attempt is not None else []), *names]
     return columnar.streamed(chosen, parts(), columns, headers)
+
+
+def _first_page(
+    tx: Transaction, job: str, names: list[str], where: dict[str, Any], max_points: int | None
+) -> MetricPage:
+    if max_points is None:
+        return metrics.page(tx, job, names, **where)
+    given = where | {"max_points": max_points}
+    return MetricPage({each: metrics.query(tx, job, each, **given) for each in names}, None)
 
 
 def _check_known(

@@ -35,6 +35,26 @@ MAX_HISTOGRAMS = 2000
 _NAMES = ("layer", "kind", "phase", "step")
 Edges = NDArray[np.float64]
 Counts = NDArray[np.int64]
+LayerGlob = Annotated[
+    str, Query(max_length=200, description="A glob over layer and parameter names.")
+]
+Statistics = Annotated[
+    list[str] | None,
+    Query(
+        max_length=20,
+        description="Statistics and quantiles, separated by commas. Default: all that "
+        "were stored. Others are computed from histograms. Use `histogram` alone.",
+    ),
+]
+MaxSteps = Annotated[
+    int,
+    Query(
+        ge=2,
+        le=1_000_000,
+        description="Maximum steps per series. Keeps first, last, the ends of NaN or Inf "
+        "runs, and extremes. Histograms: at most 2,000, evenly spaced.",
+    ),
+]
 
 
 @router.get(
@@ -50,30 +70,13 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     app_state: AppStateDep,
     caller: Read,
     job: JobId,
-    layer: Annotated[
-        str, Query(max_length=200, description="A glob over layer and parameter names.")
-    ] = "*",
+    layer: LayerGlob = "*",
     kind: Annotated[str | None, Query(max_length=40)] = None,
     phase: Phase = None,
-    stat: Annotated[
-        list[str] | None,
-        Query(
-            max_length=20,
-            description="Statistics and quantiles, separated by commas. Default: all that "
-            "were stored. Others are computed from histograms. Use `histogram` alone.",
-        ),
-    ] = None,
+    stat: Statistics = None,
     from_step: FromStep = None,
     to_step: ToStep = None,
-    max_points: Annotated[
-        int,
-        Query(
-            ge=2,
-            le=1_000_000,
-            description="Maximum steps per series. Keeps first, last, the ends of NaN or Inf "
-            "runs, and extremes. Histograms: at most 2,000, evenly spaced.",
-        ),
-    ] = 1000,
+    max_points: MaxSteps = 1000,
     bins: Annotated[int, Query(ge=1, le=1000, description="Maximum bins of a histogram.")] = 64,
 ) -> Response:
     """Columns over steps for each matching tensor; null where a tensor has no value.

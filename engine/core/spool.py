@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any
 from glasshouse import jsonio
 from glasshouse.failpoints import failpoint
 
+Emit = Callable[[dict[str, Any]], None]
+"""Takes a record."""
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
 MAX_WAITING_BYTES = 64 * 2**20

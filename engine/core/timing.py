@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -43,40 +43,6 @@ class Laps:
         self.num_steps += other.num_steps
         self.num_rows += other.num_rows
         self.num_tokens += other.num_tokens
-
-
-class Clock(Protocol):
-    """Attributes time to parts of a step."""
-
-    def mark(self, part: str) -> None:
-        """Attribute the time since the last mark to a part."""
-        ...
-
-    def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
-        """Count a step of ``num_rows`` rows whose sequences have ``num_tokens`` steps."""
-        ...
-
-    def pause(self) -> None:
-        """Exclude the time up to `resume` from the current part."""
-        ...
-
-    def resume(self, part: str) -> None:
-        """Attribute the time since the outermost `pause` to a part."""
-        ...
-
-    def take(self, *, wait: bool = False) -> Laps:
-        """Return what was measured since the last call; ``wait`` for all of it."""
-        ...
-
-
-@contextmanager
-def taken_out(clock: Clock, part: str) -> Generator[None]:
-    """Attribute the time of this context to ``part`` instead of the current part."""
-    clock.pause()
-    try:
-        yield
-    finally:
-        clock.resume(part)
 
 
 class HostClock:
@@ -204,6 +170,20 @@ class DeviceClock:
 
 def _cuda_event() -> Any:
     return torch.cuda.Event(enable_timing=True)
+
+
+Clock = HostClock | DeviceClock
+"""Attributes time to parts of a step."""
+
+
+@contextmanager
+def taken_out(clock: Clock, part: str) -> Generator[None]:
+    """Attribute the time of this context to ``part`` instead of the current part."""
+    clock.pause()
+    try:
+        yield
+    finally:
+        clock.resume(part)
 
 
 def clock_of(device: torch.device) -> Clock:

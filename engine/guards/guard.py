@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engine.core.readback import Readback
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.tensor_names import leaves
 from engine.core.timing import Clock, taken_out
 from engine.data.batches.rows import Rows
@@ -49,8 +49,6 @@ _MAX_EVERY = 64
 SCALE = "loss_scale"
 """Reported with the checked numbers if losses are scaled."""
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
-
-Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -90,20 +88,10 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        self._hidden_state = hidden_state = learner.hidden_state
-        self._replay = Replay(
-            learner.network,
-            learner.loss_fn,
-            rows,
-            skipped,
-            hidden_state=hidden_state,
-            scaling=learner.scaling,
-        )
-        self._graded = [
-            parameter
-            for name, parameter in learner.network.named_parameters()
-            if parameter.requires_grad and name not in skipped
-        ]
+        self._hidden_state = learner.hidden_state
+        self._replay = _replay(learner, rows, skipped)
+        named = learner.network.named_parameters()
+        self._graded = [item for name, item in named if item.requires_grad and name not in skipped]
         self._norms: list[Tensor] = []
         """The norms of the outputs of the current pass."""
         self._scaling = learner.scaling
@@ -377,6 +365,17 @@ class Guard:
             "steps": {"columns": [*_STEP_COLUMNS], "rows": [*self._kept]},
             "tensors": {"columns": [*STATS_COLUMNS], "rows": found.rows},
         }
+
+
+def _replay(learner: Learner, rows: Rows, skipped: Skipped) -> Replay:
+    return Replay(
+        learner.network,
+        learner.loss_fn,
+        rows,
+        skipped,
+        hidden_state=learner.hidden_state,
+        scaling=learner.scaling,
+    )
 
 
 class CheckInterval:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.core.precision import in_float32
 from engine.core.problems import Findings
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.tensor_names import leaves, root
 from engine.core.timing import Clock, HostClock, taken_out
 from engine.metrics.metrics import metric_names, num_correct
@@ -28,7 +28,6 @@ from engine.optim.gradient_scaling import GradScaling
 from engine.probes.watched.gradients import watch_gradient
 from glasshouse.spec import Field, Metric
 
-Emit = Callable[[dict[str, Any]], None]
 NEVER = 2**62
 MAX_FAILURES = 3
 _IDLE: AbstractContextManager[None] = nullcontext()

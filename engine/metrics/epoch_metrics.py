@@ -7,7 +7,7 @@ batch size. Knows jobs and files; ``engine.metrics.torch_metrics`` has the class
 import contextlib
 import math
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.core.problems import Findings, one
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.tensor_artifact import write_artifact
 from engine.metrics.metrics import metric_names
 from engine.metrics.torch_metrics import (
@@ -42,9 +42,7 @@ _PER_BATCH = ("Binary", "Multilabel")
 class EpochMetrics:
     """The torchmetrics metrics of a job, over one evaluation after the other."""
 
-    def __init__(
-        self, job: TrainJob, directory: Path, emit: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, job: TrainJob, directory: Path, emit: Emit) -> None:
         named = zip(metric_names(job.metrics), job.metrics, strict=True)
         self._metrics = [
             RunningMetric(name, item, job.data.fields)

@@ -1,16 +1,15 @@
 """Sample predictions: the network's outputs for the same few validation rows at each evaluation."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.core.precision import in_float32
 from engine.core.problems import Findings
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.tensor_artifact import write_artifact
 from engine.data.batches.rows import Rows
 from engine.network.network import Network
@@ -37,7 +36,7 @@ class Samples:
         self._directory = directory
         self._kept: int | None = None
 
-    def keep(self, step: int, network: Network, emit: Callable[[dict[str, Any]], None]) -> None:
+    def keep(self, step: int, network: Network, emit: Emit) -> None:
         """Predict the rows and emit the file's record; a failure does not stop training."""
         if not self._num or self._rows is None or step == self._kept:
             return

@@ -5,8 +5,7 @@
 // finite, the block's finite values are collected and swept again. If the mean is much larger than the
 // deviation, the block is swept a second time about its mean. Blocks are merged in double by Chan's
 // formula. Narrow types are widened a block at a time into a buffer that stays in the cache. If a
-// histogram is requested, the block is also counted: glasshouse/histogram_bins.py defines the bins. A ReLU,
-// forward or backward, is computed in the same pass that takes the statistics of its input and output.
+// histogram is requested, the block is also counted: glasshouse/histogram_bins.py defines the bins.
 //
 // Tensors are divided into chunks of a fixed size, which any thread may take and which are merged
 // in order, so the statistics do not depend on the number of threads. The threads are torch's.
@@ -110,20 +109,10 @@ inline uint16_t bin_of(double v) {
     return bits == NEGATIVE_ZERO ? 0 : uint16_t((bits >> 20) - (is_beyond ? 1 : 0));
 }
 
-// A ReLU that is computed in the same pass. Forward, it outputs the positive part of each value.
-// Backward, it passes a gradient where its own output, the gate, is above zero. NaN and -0 as in torch.
-struct Relu {
-    bool is_there = false;
-    void* out = nullptr;
-    const void* gate = nullptr;  // null: forward
-};
-
 // What the values of a tensor are added to.
 struct Tally {
     Sums& whole;
     Counter* counter;  // or null
-    Sums* rectified;   // of the ReLU's output
-    Relu relu;
 };
 
 struct Isa {  // the functions that are compiled for each instruction set
@@ -167,8 +156,6 @@ struct Work {
     const int32_t* types;
     const int64_t* firsts;  // the index of each tensor's first chunk, and the number of all chunks
     Sums* sums;             // of each chunk
-    Sums* rectified;        // of each chunk, or null
-    Relu relu;              // of a single tensor
     Counter* counters;      // of each thread, or null
     int num_shares;
     Claimed claimed[MAX_THREADS];
@@ -195,7 +182,7 @@ struct Work {
                 const int64_t start = (chunk - firsts[tensor]) * CHUNK;
                 const int64_t left = sizes[tensor] - start;
                 isa.add(data[tensor], start, left < CHUNK ? left : CHUNK, types[tensor],
-                        {sums[chunk], counter, rectified ? rectified + chunk : nullptr, relu});
+                        {sums[chunk], counter});
             }
         }
     }
@@ -219,10 +206,8 @@ Sums merged(const Sums* sums, int64_t num) {
     return whole;
 }
 
-// With a ReLU, the statistics of its output follow those of its input.
 bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* sizes,
-               const int32_t* types, double* figures, Counter* counters, int threads,
-               Relu relu = {}) {
+               const int32_t* types, double* figures, Counter* counters, int threads) {
     const Memory<int64_t> firsts(count + 1);
     if (!firsts.at) return false;
     int64_t total = 0;
@@ -230,24 +215,21 @@ bool summarize(Isa isa, int64_t count, const void* const* data, const int64_t* s
         firsts.at[i + 1] = firsts.at[i] + num_chunks(sizes[i]);
         total += sizes[i];
     }
-    const int64_t chunks = firsts.at[count], kinds = relu.is_there ? 2 : 1;
-    const Memory<Sums> sums(kinds * chunks);
+    const int64_t chunks = firsts.at[count];
+    const Memory<Sums> sums(chunks);
     if (!sums.at) return false;
-    for (int64_t i = 0; i < kinds * chunks; i++) sums.at[i] = Sums();
+    for (int64_t i = 0; i < chunks; i++) sums.at[i] = Sums();
     const bool is_shared = lent::parallel && threads > 1 && total >= LEAST_FOR_THREADS;
-    Work work{isa, count, data, sizes, types, firsts.at, sums.at, relu.is_there ? sums.at + chunks : nullptr,
-              relu, counters, is_shared ? threads : 1, {}};
+    Work work{isa, count, data, sizes, types, firsts.at, sums.at, counters, is_shared ? threads : 1, {}};
     for (int i = 0; i < work.num_shares; i++) work.claimed[i].next = work.share(i);
     if (is_shared)
         lent::parallel(Work::run, &work, threads, 0);
     else
         work.take(0);
-    for (int64_t kind = 0; kind < kinds; kind++)
-        for (int64_t i = 0; i < count; i++, figures += NUM_FIGURES) {
-            const Sums* first = sums.at + kind * chunks + firsts.at[i];
-            const Sums whole = merged(first, firsts.at[i + 1] - firsts.at[i]);
-            isa.finish(kind ? relu.out : data[i], sizes[i], types[i], whole, figures);
-        }
+    for (int64_t i = 0; i < count; i++, figures += NUM_FIGURES) {
+        const Sums whole = merged(sums.at + firsts.at[i], firsts.at[i + 1] - firsts.at[i]);
+        isa.finish(data[i], sizes[i], types[i], whole, figures);
+    }
     return true;
 }
 
@@ -336,18 +318,6 @@ int32_t glasshouse_summarize_one(const void* data, int64_t size, int32_t type, d
                                 threads);
 }
 
-// A ReLU of one tensor. With a `gate`, the ReLU's output, its backward: `data` is the gradient with
-// respect to that output. Writes `out`, and returns the statistics of `data`, then those of `out`. All
-// have the same memory layout. Returns 1 if values are not floats of at most 32 bits.
-int32_t glasshouse_rectify(const void* data, const void* gate, void* out, int64_t size, int32_t type,
-                           double* figures, int32_t isa, int32_t threads) {
-    static const int best = best_isa();
-    const Isa chosen = choose(isa < 0 || isa > best ? best : isa);
-    if (type != F32 && type != BF16 && type != F16) return 1;
-    threads = threads > MAX_THREADS ? MAX_THREADS : threads < 1 ? 1 : threads;
-    return summarize(chosen, 1, &data, &size, &type, figures, nullptr, threads, {true, out, gate}) ? 0 : 2;
-}
-
 }  // extern "C"
 
 #else  // KERNEL_ISA: the rest is compiled once for each instruction set
@@ -386,12 +356,6 @@ static inline doubles load_doubles(const T* x) {
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x));
 }
-static inline doubles first_half(const floats& v) {
-    return (doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
-}
-static inline doubles second_half(const floats& v) {
-    return (doubles)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
-}
 static inline void count_zeros(ints& num, floats v) {
     const __mmask16 found = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_EQ_OQ);
     const __m512i before = (__m512i)num;
@@ -402,20 +366,6 @@ static inline void count_zeros(ints& num, floats v) {
 static inline doubles load_doubles(const float* x) {
     return (doubles)_mm256_cvtps_pd(_mm_loadu_ps(x));
 }
-static inline doubles first_half(const floats& v) {
-    return (doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
-}
-static inline doubles second_half(const floats& v) {
-    return (doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
-}
-#else
-static inline doubles half_of(const floats& v, int first) {
-    doubles half;
-    for (int i = 0; i < D; i++) half[i] = v[first + i];
-    return half;
-}
-static inline doubles first_half(const floats& v) { return half_of(v, 0); }
-static inline doubles second_half(const floats& v) { return half_of(v, D); }
 #endif
 static inline void count_zeros(ints& num, floats v) { num -= (ints)(v == 0.0f); }
 #endif
@@ -454,76 +404,31 @@ static inline void sweep_tail(double v, Sums& s) {
     s.num_zeros += v == 0;
 }
 
-// The sums over floats, in two halves of a register each.
-struct Halves {
+// One sweep, correct if every value is finite; otherwise its sum of squares is not finite. The sums
+// are kept in two halves of a register each.
+static void sweep(const float* x, int64_t n, Sums& s) {
+    floats low = floats{} + float(INF), high = -low;
     doubles sum0{}, sum1{}, squares0{}, squares1{};
     ints zeros{};
-
-    inline void add(const doubles& a, const doubles& b) {
-        sum0 += a;
-        sum1 += b;
-        squares0 += a * a;
-        squares1 += b * b;
-    }
-
-    inline void settle(int64_t n, Sums& s) const {
-        s.num = n;
-        s.sum = total(sum0 + sum1);
-        s.squares = total(squares0 + squares1);
-        s.num_zeros = total(zeros);
-    }
-};
-
-// What a sweep computes in addition: nothing, a ReLU, or the backward of a ReLU.
-enum Pass { PLAIN, FORWARD, BACKWARD };
-
-template <Pass pass, class T>
-static inline T through(const T& v, const T& gate) {
-    return pass == FORWARD ? (v < 0.0f ? T{} : v) : (gate <= 0.0f ? T{} : v);
-}
-
-// One sweep, correct if every value is finite; otherwise its sum of squares is not finite. The output
-// of a ReLU goes to `out`, and its sums to `r`, in the same order.
-template <Pass pass>
-static void sweep_floats(const float* x, const float* gate, float* out, int64_t n, Sums& s, Sums& r) {
-    const floats most = floats{} + float(INF);
-    floats low = most, high = -most, low_out = most, high_out = -most;
-    Halves own, made;
     int64_t i = 0;
     for (; i + F <= n; i += F) {
         const floats v = *reinterpret_cast<const floats_at*>(x + i);
         low = v < low ? v : low;
         high = v > high ? v : high;
         __builtin_prefetch(x + i + AHEAD);
-        count_zeros(own.zeros, v);
-        own.add(load_doubles(x + i), load_doubles(x + i + D));
-        if (pass != PLAIN) {
-            const floats by = pass == BACKWARD ? floats(*reinterpret_cast<const floats_at*>(gate + i)) : v;
-            const floats w = through<pass>(v, by);
-            if (pass == BACKWARD) __builtin_prefetch(gate + i + AHEAD);
-            *reinterpret_cast<floats_at*>(out + i) = w;
-            low_out = w < low_out ? w : low_out;
-            high_out = w > high_out ? w : high_out;
-            count_zeros(made.zeros, w);
-            made.add(first_half(w), second_half(w));
-        }
+        count_zeros(zeros, v);
+        const doubles a = load_doubles(x + i), b = load_doubles(x + i + D);
+        sum0 += a;
+        sum1 += b;
+        squares0 += a * a;
+        squares1 += b * b;
     }
-    own.settle(n, s);
+    s.num = n;
+    s.sum = total(sum0 + sum1);
+    s.squares = total(squares0 + squares1);
+    s.num_zeros = total(zeros);
     extremes<float>(low, high, s);
-    if (pass != PLAIN) {
-        made.settle(n, r);
-        extremes<float>(low_out, high_out, r);
-    }
-    for (; i < n; i++) {
-        sweep_tail(x[i], s);
-        if (pass == PLAIN) continue;
-        out[i] = pass == FORWARD ? (x[i] < 0 ? 0 : x[i]) : (gate[i] <= 0 ? 0 : x[i]);
-        sweep_tail(out[i], r);
-    }
-}
-
-static void sweep(const float* x, int64_t n, Sums& s) {
-    sweep_floats<PLAIN>(x, nullptr, nullptr, n, s, s);
+    for (; i < n; i++) sweep_tail(x[i], s);
 }
 
 static void sweep(const double* x, int64_t n, Sums& s) {
@@ -650,26 +555,7 @@ static inline To widen(From v) {
     return To(v);
 }
 
-// Whether one sweep is enough: all values are finite, and they are not close together.
-static inline bool settles(Sums& s) {
-    s.about_mean = s.squares - s.sum * (s.sum / double(s.num));
-    return s.squares < INF && s.about_mean >= CANCELS * s.squares;
-}
-
-// A block and its ReLU, which is written to `out`.
-static void add_with_relu(const float* x, const float* gate, float* out, int64_t n, const Tally& tally) {
-    Sums s, r;
-    gate ? sweep_floats<BACKWARD>(x, gate, out, n, s, r) : sweep_floats<FORWARD>(x, gate, out, n, s, r);
-    if (settles(s) && settles(r)) {
-        tally.whole.add(s);
-        tally.rectified->add(r);
-        return;
-    }
-    add_block(x, n, tally.whole, nullptr);
-    add_block(out, n, *tally.rectified, nullptr);
-}
-
-// Narrow values are widened. A ReLU outputs one of them, or zero.
+// Narrow values are widened.
 template <class From, class To, To (*wide)(From)>
 static void walk(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const From* x = static_cast<const From*>(data) + start;
@@ -681,37 +567,11 @@ static void walk(const void* data, int64_t start, int64_t n, const Tally& tally)
     }
 }
 
-template <class From, float (*wide)(From)>
-static void walk_with_relu(const void* data, int64_t start, int64_t n, const Tally& tally) {
-    const From* x = static_cast<const From*>(data) + start;
-    const From* gate = tally.relu.gate ? static_cast<const From*>(tally.relu.gate) + start : nullptr;
-    From* out = static_cast<From*>(tally.relu.out) + start;
-    float values[BLOCK], gates[BLOCK], made[BLOCK];
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        const int64_t num = n - at < BLOCK ? n - at : BLOCK;
-        for (int64_t i = 0; i < num; i++) values[i] = wide(x[at + i]);
-        for (int64_t i = 0; gate && i < num; i++) gates[i] = wide(gate[at + i]);
-        add_with_relu(values, gate ? gates : nullptr, made, num, tally);
-        if (gate)
-            for (int64_t i = 0; i < num; i++) out[at + i] = gates[i] <= 0 ? From(0) : x[at + i];
-        else
-            for (int64_t i = 0; i < num; i++) out[at + i] = values[i] < 0 ? From(0) : x[at + i];
-    }
-}
-
 template <class T>
 static void walk_as_is(const void* data, int64_t start, int64_t n, const Tally& tally) {
     const T* x = static_cast<const T*>(data) + start;
     for (int64_t at = 0; at < n; at += BLOCK)
         add_block(x + at, n - at < BLOCK ? n - at : BLOCK, tally.whole, tally.counter);
-}
-
-static void walk_floats_with_relu(const void* data, int64_t start, int64_t n, const Tally& tally) {
-    const float* x = static_cast<const float*>(data) + start;
-    const float* gate = tally.relu.gate ? static_cast<const float*>(tally.relu.gate) + start : nullptr;
-    float* out = static_cast<float*>(tally.relu.out) + start;
-    for (int64_t at = 0; at < n; at += BLOCK)
-        add_with_relu(x + at, gate ? gate + at : nullptr, out + at, n - at < BLOCK ? n - at : BLOCK, tally);
 }
 
 // Doubles whose squares would overflow or underflow: sweep again, multiplied by a power of two.
@@ -731,11 +591,6 @@ static double walk_scaled(const double* x, int64_t n, double absmax, Sums& whole
 
 // Adds `n` values of a tensor, starting at index `start`.
 static void add(const void* data, int64_t start, int64_t n, int32_t type, const Tally& tally) {
-    if (tally.relu.is_there) switch (type) {
-        case F32: return walk_floats_with_relu(data, start, n, tally);
-        case BF16: return walk_with_relu<uint16_t, bfloat16>(data, start, n, tally);
-        default: return walk_with_relu<uint16_t, float16>(data, start, n, tally);
-    }
     switch (type) {
         case F32: return walk_as_is<float>(data, start, n, tally);
         case F64: return walk_as_is<double>(data, start, n, tally);

@@ -1,7 +1,8 @@
 """The torch functions that can be layers: an allow-list, each a small function of its inputs.
 
 Positional parameters are inputs of the layer. Keyword-only parameters are its arguments, with
-torch's names and defaults. There are no shape suffixes, because these take any shape.
+torch's names and defaults. Functions of one form are rows of a table. There are no shape suffixes,
+because these take any shape.
 """
 
 import inspect
@@ -12,24 +13,61 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.network import masks
-
 Dims = int | list[int] | None
+FunctionTable = dict[str, Callable[..., Any]]
+"""Functions by name, each with its summary as its docstring."""
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product over the last two axes."""
-    return torch.matmul(a, b)
+# --- functions of one form: rows of a table -------------------------------------------------
 
 
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Batched matrix product of [B, n, m] and [B, m, p]."""
-    return torch.bmm(a, b)
+def _of_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor) -> Tensor:
+        return function(x)
+
+    return call
 
 
-def mul(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-    """Product of two inputs, or of one input and the number ``other``."""
-    return torch.mul(a, _second(b, other))
+def _of_two(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(a: Tensor, b: Tensor) -> Tensor:
+        return function(a, b)
+
+    return call
+
+
+def _with_number(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
+        return function(a, _second(b, other))
+
+    return call
+
+
+def _along_axis(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor, *, dim: int) -> Tensor:
+        return function(x, dim)
+
+    return call
+
+
+def _second(b: Tensor | None, number: float | None) -> Any:
+    if (b is None) == (number is None):
+        raise ValueError("give either a second input or the number, not both or neither")
+    return b if b is not None else number
+
+
+def _axes(dim: Dims) -> int | tuple[int, ...] | None:
+    return dim if dim is None or isinstance(dim, int) else tuple(dim)
+
+
+def _rows(form: Callable[..., Callable[..., Tensor]], summaries: dict[str, str]) -> FunctionTable:
+    table: FunctionTable = {}
+    for name, summary in summaries.items():
+        table[name] = form(getattr(torch, name))
+        table[name].__name__, table[name].__doc__ = name, summary
+    return table
+
+
+# --- functions with arguments of their own ---------------------------------------------------
 
 
 def add(
@@ -60,51 +98,6 @@ def div(
 def pow(a: Tensor, b: Tensor | None = None, *, exponent: float | None = None) -> Tensor:  # noqa: A001 - torch's name
     """``a`` to the power of the second input, or of the number ``exponent``."""
     return torch.pow(a, _second(b, exponent))
-
-
-def neg(x: Tensor) -> Tensor:
-    """Negation of the input."""
-    return torch.neg(x)
-
-
-def exp(x: Tensor) -> Tensor:
-    """Exponential of the input."""
-    return torch.exp(x)
-
-
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm of the input."""
-    return torch.log(x)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root of the input."""
-    return torch.sqrt(x)
-
-
-def abs(x: Tensor) -> Tensor:  # noqa: A001 - torch's name
-    """Absolute value of the input."""
-    return torch.abs(x)
-
-
-def square(x: Tensor) -> Tensor:
-    """Square of the input."""
-    return torch.square(x)
-
-
-def reciprocal(x: Tensor) -> Tensor:
-    """Reciprocal of the input: 1 / x."""
-    return torch.reciprocal(x)
-
-
-def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """Element-wise maximum of two inputs."""
-    return torch.maximum(a, b)
-
-
-def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """Element-wise minimum of two inputs."""
-    return torch.minimum(a, b)
 
 
 def clamp(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002 - torch's names
@@ -172,41 +165,6 @@ def transpose(x: Tensor, *, dim0: int, dim1: int) -> Tensor:
     return torch.transpose(x, dim0, dim1)
 
 
-def squeeze(x: Tensor, *, dim: int) -> Tensor:
-    """Input without an axis of size 1."""
-    return torch.squeeze(x, dim)
-
-
-def unsqueeze(x: Tensor, *, dim: int) -> Tensor:
-    """Input with a new axis of size 1."""
-    return torch.unsqueeze(x, dim)
-
-
-def softmax(x: Tensor, *, dim: int) -> Tensor:
-    """Softmax: values that sum to 1 along an axis."""
-    return torch.softmax(x, dim)
-
-
-def log_softmax(x: Tensor, *, dim: int) -> Tensor:
-    """Logarithm of the softmax along an axis."""
-    return torch.log_softmax(x, dim)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """Logistic function of the input."""
-    return torch.sigmoid(x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent of the input."""
-    return torch.tanh(x)
-
-
-def relu(x: Tensor) -> Tensor:
-    """Input with negative values set to zero."""
-    return torch.relu(x)
-
-
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """Input times its normal cumulative distribution function."""
     return F.gelu(x, approximate=approximate)
@@ -240,11 +198,6 @@ def argmax(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
 def norm(x: Tensor, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """p-norm over the given axes, or over all."""
     return torch.linalg.vector_norm(x, ord=p, dim=_axes(dim), keepdim=keepdim)
-
-
-def cumsum(x: Tensor, *, dim: int) -> Tensor:
-    """Cumulative sum along an axis."""
-    return torch.cumsum(x, dim=dim)
 
 
 def flip(x: Tensor, *, dims: list[int]) -> Tensor:
@@ -329,26 +282,74 @@ def split(
     return torch.split(x, sizes if isinstance(sizes, int) else list(sizes), dim)
 
 
-def _second(b: Tensor | None, number: float | None) -> Any:
-    if (b is None) == (number is None):
-        raise ValueError("give either a second input or the number, not both or neither")
-    return b if b is not None else number
+def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    """Last two axes with zeros above a diagonal."""
+    return torch.tril(x, diagonal)
 
 
-def _axes(dim: Dims) -> int | tuple[int, ...] | None:
-    return dim if dim is None or isinstance(dim, int) else tuple(dim)
+def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    """Last two axes with zeros below a diagonal."""
+    return torch.triu(x, diagonal)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        matmul, bmm, mul, add, sub, div, pow, neg, exp, log, sqrt, abs, clamp, cat, stack, gather,
-        index_select, masked_fill, where, einsum, reshape, flatten, unflatten, permute, transpose,
-        squeeze, unsqueeze, softmax, log_softmax, sigmoid, tanh, relu, gelu, mean, sum, amax, amin,
-        argmax, narrow, select, chunk, split, square, reciprocal, maximum, minimum, norm, cumsum,
-        flip, one_hot, cosine_similarity, scaled_dot_product_attention, linear, embedding,
-        layer_norm, expand, *masks.FUNCTIONS,
-    )
+def positions(x: Tensor, *, dim: int = 1) -> Tensor:
+    """Indices 0, 1, 2 … along an axis of the input, as int64."""
+    return torch.arange(x.shape[dim], device=x.device)
+
+
+def causal_mask(x: Tensor, *, dim: int = 1) -> Tensor:
+    """Which step may attend to which along an axis: [steps, steps], itself and earlier ones."""
+    steps = positions(x, dim=dim)
+    return steps[:, None] >= steps
+
+
+FUNCTIONS: FunctionTable = {
+    **_rows(_of_one, {
+        "neg": "Negation of the input.",
+        "exp": "Exponential of the input.",
+        "log": "Natural logarithm of the input.",
+        "sqrt": "Square root of the input.",
+        "abs": "Absolute value of the input.",
+        "square": "Square of the input.",
+        "reciprocal": "Reciprocal of the input: 1 / x.",
+        "sigmoid": "Logistic function of the input.",
+        "tanh": "Hyperbolic tangent of the input.",
+        "relu": "Input with negative values set to zero.",
+        "logical_not": "Whether the input is zero.",
+    }),
+    **_rows(_of_two, {
+        "matmul": "Matrix product over the last two axes.",
+        "bmm": "Batched matrix product of [B, n, m] and [B, m, p].",
+        "maximum": "Element-wise maximum of two inputs.",
+        "minimum": "Element-wise minimum of two inputs.",
+        "logical_and": "Whether both inputs are nonzero.",
+        "logical_or": "Whether either input is nonzero.",
+    }),
+    **_rows(_with_number, {
+        "mul": "Product of two inputs, or of one input and the number ``other``.",
+        "eq": "Whether two inputs, or one input and the number ``other``, are equal.",
+        "ne": "Whether two inputs, or one input and the number ``other``, differ.",
+        "lt": "Whether the first input is less than the second, or than the number ``other``.",
+        "le": "Whether the first input is less than or equal to the second, "
+        "or to the number ``other``.",
+        "gt": "Whether the first input is greater than the second, or than the number ``other``.",
+        "ge": "Whether the first input is greater than or equal to the second, "
+        "or the number ``other``.",
+    }),
+    **_rows(_along_axis, {
+        "softmax": "Softmax: values that sum to 1 along an axis.",
+        "log_softmax": "Logarithm of the softmax along an axis.",
+        "squeeze": "Input without an axis of size 1.",
+        "unsqueeze": "Input with a new axis of size 1.",
+        "cumsum": "Cumulative sum along an axis.",
+    }),
+    **{one.__name__: one for one in (
+        add, sub, div, pow, clamp, cat, stack, gather, index_select, masked_fill, where,
+        einsum, reshape, flatten, unflatten, permute, transpose, gelu, mean, sum, amax, amin,
+        argmax, norm, flip, one_hot, cosine_similarity, scaled_dot_product_attention, linear,
+        embedding, layer_norm, expand, narrow, select, chunk, split, tril, triu, positions,
+        causal_mask,
+    )},
 }  # fmt: skip
 
 

@@ -2,10 +2,9 @@
 
 A forward hook sees the inputs and outputs of a layer, a tensor hook sees their gradients.
 Parameters and their gradients are read after backward, and around the optimizer's step if a probe
-wants the update. No hook returns a value or draws a random number. A ReLU that is computed together
-with its statistics gives the same bits as torch's (``rectified``). A watched step therefore
-computes the same bits as an unwatched one. The meter measures the cost of each observation and
-which probes caused it; the flight recorders see the same tensors.
+wants the update. No hook returns a value or draws a random number, so a watched step computes the
+same bits as an unwatched one. The meter measures the cost of each observation and which probes
+caused it; the flight recorders see the same tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ from engine.probes.watched.hook_sites import HookPoint, HookSites, Seen, wanting
 from engine.probes.watched.probe import ActiveProbe, ActiveProbes
 from engine.probes.watched.sample_losses import sample_losses
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
-from engine.probes.watched_relu import WatchedReLU, is_rectifier
 from glasshouse.spec import Probe
 
 T = TypeVar("T")
@@ -79,11 +77,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         """On modules; they stay while consecutive steps are watched."""
         self._taps: list[Any] = []
         """On tensors of this step."""
-        self._rectifiers: list[nn.Module] = []
-        """ReLUs that are computed with their statistics while the hooks exist."""
         self._calls: list[Calls] = []
-        self._rectified = WatchedReLU()
-        self._relu = self._rectified.relu
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[TensorHistogram] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
@@ -110,9 +104,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         """Remove the remaining hooks."""
         for hook in self._hooks:
             hook.remove()
-        for module in self._rectifiers:
-            del module.forward
-        self._hooks, self._calls, self._rectifiers = [], [], []
+        self._hooks, self._calls = [], []
 
     def _hook(self) -> None:
         for spot in self._sight.spots:
@@ -128,12 +120,6 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 if point.outputs:
                     hook = self._on_output(calls, point)
                     self._hooks.append(point.module.register_forward_hook(hook))
-                    self._rectify(point.module)
-
-    def _rectify(self, module: nn.Module) -> None:
-        if is_rectifier(module) and "forward" not in module.__dict__:
-            module.forward = self._relu
-            self._rectifiers.append(module)
 
     def __exit__(
         self,
@@ -149,7 +135,6 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         for tap in self._taps:
             tap.remove()
         self._taps.clear()
-        self._rectified.forget()
         if error is not None or not self._comes_again:
             self.release()
         if error is None:
@@ -216,36 +201,31 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         return hook
 
     def _on_output(self, calls: Calls, point: HookPoint) -> Callable[..., None]:
-        rectifies = is_rectifier(point.module)
-
-        def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if not self._is_open:
                 return
             try:
                 name = calls.name(point.path, "output")
-                source = inputs[0] if rectifies and inputs else None
                 for number, (leaf, tensor) in enumerate(leaves(name, output)):
                     wanted = point.wanting("output", leaf, name, number)
-                    self._see("output", leaf, tensor, wanted, source)
+                    self._see("output", leaf, tensor, wanted)
                     graded = point.wanting("output_grad", leaf, name, number)
                     if graded and tensor.requires_grad:
-                        self._tap(leaf, tensor, graded, tensor.grad_fn if rectifies else None)
+                        self._tap(leaf, tensor, graded)
             except Exception as error:
                 self._sink.failed(point.outputs, error)
 
         return hook
 
-    def _tap(self, leaf: str, tensor: Tensor, graded: ActiveProbes, node: Any) -> None:
+    def _tap(self, leaf: str, tensor: Tensor, graded: ActiveProbes) -> None:
         scaling = self._sink.training.scaling
-        if scaling is None:
-            self._rectified.expect(leaf, graded)
 
         def see(gradient: Tensor) -> None:
             found: Tensor | None = gradient
             if scaling is not None:
                 found = self._observe(graded, partial(scaling.unscaled, gradient))
             if found is not None:
-                self._see("output_grad", leaf, found, graded, node)
+                self._see("output_grad", leaf, found, graded)
 
         self._taps += watch_gradient(tensor, see)
 
@@ -340,22 +320,17 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         name: str,
         tensor: Tensor,
         watches: ActiveProbes,
-        source: Any = None,
         *,
         is_counted: bool = False,
     ) -> None:
-        """Watch a tensor now: the next operation may overwrite it.
-
-        ``source`` is the input of the ReLU that computed the tensor; for a gradient, the ReLU's
-        autograd node.
-        """
+        """Watch a tensor now: the next operation may overwrite it."""
         if not watches:
             return
         started, before = self._meter.start(), len(self._rows)
         self._sink.clock.pause()
         try:
             if not is_counted:
-                self._count(kind, name, tensor, watches, source)
+                self._count(kind, name, tensor, watches)
             if watches.takes_full:
                 probes = [watch.probe for watch in watches if watch.takes_full]
                 self._keep(kind, name, tensor, probes)
@@ -367,20 +342,12 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             self._show(kind, name, tensor, watches, self._rows[-1][2])
         self._meter.stop(started, watches)
 
-    def _count(
-        self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes, source: Any
-    ) -> None:
+    def _count(self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes) -> None:
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
             self._counted.append(TensorHistogram(name, kind, figures, counts, watches.counts))
             if watches.takes_stats:
                 self._rows.append((name, kind, figures))
-        elif watches.takes_stats and kind == "output":
-            figures = self._rectified.summarize(name, tensor, watches, source)
-            self._rows.append((name, kind, figures))
-        elif watches.takes_stats and kind == "output_grad":
-            figures = self._rectified.summarize_gradient(tensor, watches, source)
-            self._rows.append((name, kind, figures))
         elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))
 

@@ -171,7 +171,7 @@ class ForkServerClient:
             try:
                 self._live_once()
             except OSError:
-                _log.exception("nursery_start_failed")
+                _log.exception("fork_server_start_failed")
             if not self._closing.is_set():
                 _log.error("fork_server_lost")
                 self._closing.wait(_RESTART_S)

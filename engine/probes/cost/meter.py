@@ -9,27 +9,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from engine.probes.watched.probe import ActiveProbe
-
-
-class CostClock(Protocol):
-    """A source of time marks."""
-
-    def mark(self) -> Any:
-        """Return a mark for the current moment."""
-        ...
-
-    def has_passed(self, mark: Any) -> bool:
-        """Return whether the mark has passed and can be read."""
-        ...
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the time between two marks that have passed."""
-        ...
 
 
 class HostCostClock:
@@ -62,6 +46,9 @@ class DeviceCostClock:
     def seconds(self, start: Any, end: Any) -> float:
         """Return the device time between two events that it has passed."""
         return start.elapsed_time(end) / 1e3
+
+
+CostClock = HostCostClock | DeviceCostClock
 
 
 def clock_of(device: torch.device) -> CostClock:

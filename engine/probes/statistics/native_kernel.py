@@ -22,13 +22,11 @@ from engine.native.threads import lend_threads
 NUM_FIGURES = 9
 NUM_FINITE_BINS = 2 * 0x7F8
 _Figures = ctypes.c_double * NUM_FIGURES
-_Twice = ctypes.c_double * (2 * NUM_FIGURES)
 TYPES = {
     torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.int8: 4,
     torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
 }  # fmt: skip
 """The type codes of the C++ source."""
-_RECTIFIED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _BEST = -1
 _FAILURES = {1: "the kernel does not know a type", 2: "the kernel has no memory left"}
 
@@ -52,10 +50,6 @@ class Kernel:
         one = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
         self._one.argtypes = one
         self._one.restype = ctypes.c_int32
-        self._rectify = library.glasshouse_rectify
-        sizes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
-        self._rectify.argtypes = [*[ctypes.c_void_p] * 3, *sizes]
-        self._rectify.restype = ctypes.c_int32
 
     def one(self, x: Tensor) -> list[float]:
         """Return the statistics of a tensor that ``takes`` accepts: the fast path for hooks."""
@@ -66,23 +60,6 @@ class Kernel:
         if failed:
             raise RuntimeError(_FAILURES[failed])
         return found[:]
-
-    def rectify(
-        self, x: Tensor, gate: Tensor | None = None, *, isa: int = _BEST
-    ) -> tuple[Tensor, list[float], list[float]]:
-        """Return a ReLU's output, the statistics of its input and those of the output, in one pass.
-
-        With ``gate``, the ReLU's output, ``x`` is the gradient with respect to that output, and the
-        result is the gradient with respect to the input. ``rectifies`` must accept the tensor, and
-        the gate must have the same strides.
-        """
-        out, found = _empty_like(x), _Twice()
-        kind, threads = TYPES[x.dtype], torch.get_num_threads()
-        pointers = (x.data_ptr(), None if gate is None else gate.data_ptr(), out.data_ptr())
-        failed = self._rectify(*pointers, x.numel(), kind, found, isa, threads)
-        if failed:
-            raise RuntimeError(_FAILURES[failed])
-        return out, found[:NUM_FIGURES], found[NUM_FIGURES:]
 
     def __call__(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
@@ -131,19 +108,6 @@ class Kernel:
 def takes(x: Tensor) -> bool:
     """Return whether the kernel can read a tensor in place."""
     return x.is_cpu and x.dtype in TYPES and x.layout is torch.strided and not x.is_neg()
-
-
-def rectifies(x: Tensor) -> bool:
-    """Return whether ``Kernel.rectify`` takes a tensor: not float64, which may take two passes."""
-    return x.dtype in _RECTIFIED and takes(x) and (x.is_contiguous() or is_dense(x))
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """Allocate a tensor in the layout that torch's operations give the result of a dense tensor."""
-    for layout in (torch.contiguous_format, torch.channels_last):
-        if x.is_contiguous(memory_format=layout):
-            return torch.empty(x.shape, dtype=x.dtype, memory_format=layout)
-    return torch.empty_like(x)
 
 
 def is_dense(x: Tensor) -> bool:

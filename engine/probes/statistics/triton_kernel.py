@@ -12,7 +12,7 @@ used. It has been compiled for devices, but so far run only in Triton's interpre
 """
 
 # Triton compiles the bodies of these functions: their arguments have its types, not Python's.
-# ruff: noqa: ANN001, ANN202, PLR0913, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0913, PLR0917
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Sequence
@@ -115,6 +115,22 @@ def _sum_up_many(table, num, sums, num_tiles, TYPE: tl.constexpr, TILE: tl.const
 
 
 @triton.jit
+def _squares_about(mean, sums, num_tiles, first, end, BLOCK: tl.constexpr):
+    """Return the sum of the squared deviations from ``mean`` of the values of some tiles."""
+    lane = tl.arange(0, BLOCK)
+    deviations = tl.zeros((BLOCK,), tl.float64)
+    start = first
+    while start < end:  # not a range: the interpreter does not accept tensors as its bounds
+        at = start + lane
+        there = at < end
+        part = tl.load(sums + at, there, other=0.0)
+        apart = tl.load(sums + num_tiles + at, there, other=0.0) / tl.maximum(part, 1.0) - mean
+        deviations += tl.load(sums + 2 * num_tiles + at, there, other=0.0) + part * apart * apart
+        start += BLOCK
+    return tl.sum(deviations, 0)
+
+
+@triton.jit
 def _merge(sums, num_tiles, first, end, size, figures, BLOCK: tl.constexpr):
     """Write the nine statistics of the tensor whose tiles are ``first`` to ``end``."""
     lane = tl.arange(0, BLOCK)
@@ -126,7 +142,7 @@ def _merge(sums, num_tiles, first, end, size, figures, BLOCK: tl.constexpr):
     zeros = tl.zeros((BLOCK,), tl.float64)
     nans = tl.zeros((BLOCK,), tl.float64)
     start = first
-    while start < end:  # not a range: the interpreter does not accept tensors as its bounds
+    while start < end:
         at = start + lane
         there = at < end
         nums += tl.load(sums + at, there, other=0.0)
@@ -141,22 +157,14 @@ def _merge(sums, num_tiles, first, end, size, figures, BLOCK: tl.constexpr):
     some = num > 0
     divisor = tl.maximum(num, 1.0)
     mean = tl.sum(totals, 0) / divisor
-    deviations = tl.zeros((BLOCK,), tl.float64)
-    start = first
-    while start < end:
-        at = start + lane
-        there = at < end
-        part = tl.load(sums + at, there, other=0.0)
-        apart = tl.load(sums + num_tiles + at, there, other=0.0) / tl.maximum(part, 1.0) - mean
-        deviations += tl.load(sums + 2 * num_tiles + at, there, other=0.0) + part * apart * apart
-        start += BLOCK
+    about_mean = _squares_about(mean, sums, num_tiles, first, end, BLOCK)
     low = tl.min(lows, 0)
     high = tl.max(highs, 0)
     nan = tl.sum(nans, 0)
     values = size.to(tl.float64)
     nothing = float("nan")
     tl.store(figures, tl.where(some, mean, nothing))
-    tl.store(figures + 1, tl.where(some, tl.sqrt(tl.sum(deviations, 0) / divisor), nothing))
+    tl.store(figures + 1, tl.where(some, tl.sqrt(about_mean / divisor), nothing))
     tl.store(figures + 2, tl.where(some, low, nothing))
     tl.store(figures + 3, tl.where(some, high, nothing))
     tl.store(figures + 4, tl.where(some, tl.sqrt(tl.sum(squares, 0)), nothing))

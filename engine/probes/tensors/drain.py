@@ -1,25 +1,24 @@
 """Write tensors from the ring to files: one safetensors file for the tensors of a step.
 
-Without torch, directly from the mapped memory. Writes bypass the page cache if the file system
-allows it: copying into the cache costs more than the write itself, at the expense of training.
+Without torch, directly from the mapped memory. A file that lies in the ring as it is wanted
+bypasses the page cache if the file system allows it: copying into the cache costs more than the
+write itself, at the expense of training. Others are written as usual.
 """
 
 import errno
 import json
-import mmap
 import os
 import queue
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.core.spool import Emit
 from engine.core.tensor_dtypes import DTYPE_NAMES
 from engine.probes.tensors.ring import Ring
 
-Emit = Callable[[dict[str, Any]], None]
-_PIECE = 2**20
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
@@ -54,14 +53,35 @@ def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
     views = [ring.read(tensor["position"], tensor["size_bytes"]) for tensor in tensors]
     head = header(tensors, range(len(tensors)), about)
     whole = _in_one_piece(record, head, ring)
-    with _Writer(path) as file:
-        if whole is not None:
-            file.write_all(*whole)
-            return
-        # wide elements first, so that every tensor is aligned in the file
-        order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
-        head = header(tensors, order, about)
-        file.write([memoryview(head), *(views[number] for number in order)])
+    if whole is not None and _write_directly(path, *whole):
+        return
+    # wide elements first, so that every tensor is aligned in the file
+    order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
+    with open(path, "wb", opener=_open_private) as file:
+        file.write(header(tensors, order, about))
+        file.writelines(views[number] for number in order)
+
+
+def _write_directly(path: Path, whole: memoryview, size: int) -> bool:
+    """Write a file past the page cache from aligned memory; return False if this is impossible."""
+    try:
+        handle = _open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _DIRECT)
+        try:
+            written = 0
+            while written < len(whole):
+                written += os.write(handle, whole[written:])
+            os.ftruncate(handle, size)
+        finally:
+            os.close(handle)
+    except OSError as error:  # some file systems refuse to open such a file, others to write it
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _open_private(path: str | Path, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _in_one_piece(
@@ -116,77 +136,6 @@ def _width(tensor: Mapping[str, Any]) -> int:
     for length in tensor["shape"]:
         num *= length
     return int(tensor["size_bytes"]) // num if num else 0
-
-
-class _Writer:
-    """A new file that is written once, sequentially, bypassing the page cache if possible.
-
-    Such a write needs whole blocks from aligned memory: the data is gathered piece by piece in a
-    page-aligned buffer that is small enough to stay in the CPU cache.
-    """
-
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        try:
-            self._file = os.open(path, flags | _DIRECT, 0o600)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not _DIRECT:
-                raise
-            self._file = os.open(path, flags, 0o600)
-        self._filled = self._size = 0
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._file)
-
-    def write(self, parts: Iterable[memoryview]) -> None:
-        """Write everything; the file then has exactly these bytes."""
-        buffer = mmap.mmap(-1, _PIECE)
-        for part in parts:
-            at = 0
-            while at < len(part):
-                num = min(_PIECE - self._filled, len(part) - at)
-                buffer[self._filled : self._filled + num] = part[at : at + num]
-                self._filled += num
-                at += num
-                if self._filled == _PIECE:
-                    self._flush(buffer, _PIECE)
-        if self._filled:
-            self._flush(buffer, -(-self._filled // _BLOCK) * _BLOCK)
-            os.ftruncate(self._file, self._size)
-        buffer.close()
-
-    def write_all(self, whole: memoryview, size: int) -> None:
-        """Write the whole file at once from aligned memory, then truncate it to ``size`` bytes."""
-        written = 0
-        while written < len(whole):
-            written += self._put(whole[written:])
-        os.ftruncate(self._file, size)
-
-    def _flush(self, buffer: mmap.mmap, num_bytes: int) -> None:
-        self._size += self._filled
-        self._filled = 0
-        with memoryview(buffer) as whole, whole[:num_bytes] as waiting:
-            written = 0
-            while written < num_bytes:
-                written += self._put(waiting[written:])
-
-    def _put(self, waiting: memoryview) -> int:
-        try:
-            return os.write(self._file, waiting)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        # some file systems open a file like this and then refuse to write it
-        import fcntl  # noqa: PLC0415 - there is none where there is no O_DIRECT
-
-        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-        if not flags & _DIRECT:
-            raise OSError(errno.EINVAL, "the file does not take a write")
-        fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)
-        return os.write(self._file, waiting)
 
 
 class LocalDrain:

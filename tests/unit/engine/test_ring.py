@@ -1,5 +1,6 @@
 """The ring, the copies into it and the files out of it."""
 
+import errno
 import json
 import os
 import struct
@@ -255,13 +256,8 @@ def test_wide_elements_come_first_so_that_all_are_aligned(tmp_path: Path):
     assert len(raw) == 8 + size + 27
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("size", [0, 1, PAGE, 2**20 - 100, 2**20, 3 * 2**20 + 5])
-def test_files_are_the_same_past_the_page_cache_and_through_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, *, direct: bool
-):
-    if not direct:
-        monkeypatch.setattr(drain, "_DIRECT", 0)
+@pytest.mark.parametrize("size", [0, 1, PAGE, 3 * 2**20 + 5])
+def test_a_file_without_room_for_its_header_goes_through_the_page_cache(tmp_path: Path, size: int):
     ring = Ring.private(4 * 2**20)
     content = os.urandom(size)
     ring.memory[HEADER_BYTES : HEADER_BYTES + size] = content
@@ -269,16 +265,46 @@ def test_files_are_the_same_past_the_page_cache_and_through_it(
     record = {"step": 0, "phase": "train", "tensors": [{**entry, "position": 0}]}
     write_file(tmp_path / "x", record, ring)
     assert bytes(load_file(tmp_path / "x")["a/param"].tolist()) == content
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_a_file_system_that_bypasses_no_cache_gets_the_file_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+):
+    """As some of FUSE's: they refuse to open such a file, or to write to it."""
+    num_refused = 0
+    known = getattr(os, refused)
+
+    def refusing(first: Any, second: Any, *rest: Any) -> int:
+        nonlocal num_refused
+        is_direct = refused == "write" or bool(second & drain._DIRECT)
+        if drain._DIRECT and is_direct and not num_refused:
+            num_refused += 1
+            raise OSError(errno.EINVAL, "refused")
+        return known(first, second, *rest)
+
+    monkeypatch.setattr(os, refused, refusing)
+    seen: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, seen.append)
+    captures.offer(CapturePiece(0, "a", "output"), torch.arange(5000))
+    captures.close()
+    assert num_refused == bool(drain._DIRECT)
+    assert of_type(seen, "dropped") == []
+    assert torch.equal(captured(seen, tmp_path)[0, "a", "output"], torch.arange(5000))
 
 
 @pytest.mark.parametrize("sizes", [[5, 3000, 70_000], [1], [2**18 + 1, 0, 7]])
 def test_a_file_that_lies_in_the_ring_as_it_is_wanted_is_written_in_one_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ):
-    def by_pieces(*_given: object) -> None:
-        raise AssertionError("it was written piece by piece")
+    if not drain._DIRECT:
+        pytest.skip("this system cannot bypass its page cache")
 
-    monkeypatch.setattr(drain._Writer, "write", by_pieces)
+    def through_the_cache(*_given: object) -> None:
+        raise AssertionError("it went through the page cache")
+
+    monkeypatch.setattr(drain, "_width", through_the_cache)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     for step in range(3):

@@ -76,6 +76,29 @@ def test_statistics_of_a_step_are_those_of_its_captures(digits, tmp_path):
     assert not captures
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_statistics_of_a_relu_and_of_its_input_are_those_of_their_captures(
+    digits, tmp_path, inplace
+):
+    conv = {"out_channels": 3, "kernel_size": 3, "padding": 1}
+    relu = {"type": "ReLU", "args": {"inplace": inplace}}
+    layers = [
+        {"name": "conv1", "type": "Conv2d", "args": conv},
+        {"name": "relu1", **relu},
+        {"name": "again", "type": "ReLU"},
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    job = spec(network={"layers": layers}, probes=[probe(kinds=["output", "output_grad"])])
+    records = run(tmp_path, job, digits)
+    captures = captured(records, tmp_path)
+    for record in of_type(records, "stats"):
+        for layer, kind, *figures in record["rows"]:
+            tensor = captures.pop((record["step"], layer, kind))
+            np.testing.assert_array_equal(figures, summarize(tensor), err_msg=f"{layer} {kind}")
+    assert not captures
+
+
 def test_rows_come_in_the_order_of_the_network(digits, tmp_path):
     records = run(tmp_path, spec(probes=[probe(want=["stats"])], stop={"steps": 1}), digits)
     layers = [row[0].partition(".")[0] for row in of_type(records, "stats")[0]["rows"]]
