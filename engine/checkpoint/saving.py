@@ -20,11 +20,10 @@ from torch import Tensor
 
 from engine.checkpoint import checkpoint
 from engine.core.snapshot import Parts, Snapshot, Staging, take
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from glasshouse.failpoints import failpoint
 from glasshouse.spec import TrainJob
 
-Emit = Callable[[dict[str, Any]], None]
 MAX_FRACTION = 0.05
 """The most that default checkpoints may take of the elapsed time, copying and writing together …"""
 MAX_SAVED_FRACTION = 0.025

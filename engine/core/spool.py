@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,9 @@ MAX_WAITING_BYTES = 64 * 2**20
 _FULL_S = 0.5
 _FLUSH_BYTES = 256 * 1024
 _FLUSH_S = 0.005
+
+Emit = Callable[[dict[str, Any]], None]
+"""Takes a record to report."""
 
 
 class SpoolDamaged(Exception):

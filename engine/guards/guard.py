@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engine.core.readback import Readback
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.tensor_names import leaves
 from engine.core.timing import Clock, taken_out
 from engine.data.batches.rows import Rows
@@ -49,8 +49,6 @@ _MAX_EVERY = 64
 SCALE = "loss_scale"
 """Reported with the checked numbers if losses are scaled."""
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
-
-Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.data.batches.rows import Rows
 from engine.learner.side_effects import untouched
 from engine.losses.losses import Losses, loss_of
@@ -48,7 +47,7 @@ class Tuned:
         job: TrainJob,
         loss_fn: Losses,
         rows: Rows,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Emit,
         pass_size: int,
     ) -> None:
         """Time the layouts with the first ``pass_size`` rows; change nothing but the layout."""

@@ -1,15 +1,14 @@
 """All probes of a job: which of them watch a step, and where their records go."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from engine.core.readback import Readback
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.timing import Clock, HostClock
 from engine.network.network import Network
 from engine.probes import history
@@ -26,7 +25,6 @@ from engine.probes.watched.probe import ActiveProbe, first_due_after
 from engine.probes.watched.requested import RequestedProbes
 from glasshouse.spec import Probe
 
-Emit = Callable[[dict[str, Any]], None]
 MAX_FAILURES = 3
 _SETTLE_STEPS = 4
 """Number of watched steps after which their costs are read."""

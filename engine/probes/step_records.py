@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from engine.core.readback import Readback
+from engine.core.spool import Emit
 from engine.probes.flight_recorder import FlightRecorder
 from engine.probes.statistics.histograms import TensorHistogram, landed, on_device, told
 from engine.probes.statistics.native_kernel import NUM_FIGURES
 from engine.probes.watched.probe import ActiveProbe
 
-Emit = Callable[[dict[str, Any]], None]
 Seen = tuple[str, str, Any]
 
 

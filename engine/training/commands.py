@@ -11,11 +11,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from engine.core.problems import SpecProblems
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.learner.learner import Learner
 from engine.optim.dense_and_sparse import half_of
 from engine.optim.parameter_options import set_arguments
-from engine.training.report import Emit
 from engine.training.settable import changed_job, optimizer_changes, optimizer_values, pointer_of
 from glasshouse.errors import FieldProblem
 from glasshouse.spec import TrainJob

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.checkpoint.saving import Saver
 from engine.core.snapshot import State
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.core.timing import REPORT, Timing
 from engine.data.batches.batching import PaddingCounts
 from engine.data.batches.rows import Rows
@@ -35,7 +35,6 @@ from engine.probes.watched.requested import RequestedProbes
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
-Emit = Callable[[dict[str, Any]], None]
 _PROGRESS_S = 0.25
 
 

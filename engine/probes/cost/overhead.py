@@ -1,16 +1,15 @@
 """Emit the cost of watching as records: the overhead, and each changed interval."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.probes.cost.governor import Governor, IntervalChange
 from engine.probes.cost.meter import MeasuredStep
 from engine.probes.watched.probe import ActiveProbe
 
-Emit = Callable[[dict[str, Any]], None]
 TELL_S = 1.0
 
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from engine.core.precision import dtype_name
-from engine.core.spool import now
+from engine.core.spool import Emit, now
 from engine.probes.tensors.drain import LocalDrain, can_keep
 from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 
-Emit = Callable[[dict[str, Any]], None]
 _SHORT_S, _LONG_S = 0.0005, 0.01
 _HEAD_BYTES = 4 * PAGE_BYTES
 _HEAD_SHARE = 16

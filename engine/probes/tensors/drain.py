@@ -11,14 +11,14 @@ import os
 import queue
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.core.spool import Emit
 from engine.core.tensor_dtypes import DTYPE_NAMES
 from engine.probes.tensors.ring import Ring
 
-Emit = Callable[[dict[str, Any]], None]
 _PIECE = 2**20
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
