@@ -16,8 +16,9 @@ from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings
 from engine.core.spool import now
-from engine.core.tensor_names import lengths_of, root
+from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
+from engine.data.batches.batch import Batch
 from engine.data.batches.rows import Rows, longest_of
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Prepared, Preparing
@@ -243,7 +244,7 @@ def _forward(
     for number, batch in enumerate(rows.in_order(batch_size)):
         if control.cancel_requested:
             return None
-        values = network(batch)
+        values = network(batch.tensors)
         pieces.note(batch)
         for name, fields in plan.wanted.items():
             for field in fields:
@@ -263,10 +264,10 @@ class _Pieces:
         self._pieces: dict[str, list[Tensor]] = {}
         self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
 
-    def note(self, batch: Mapping[str, Tensor]) -> None:
+    def note(self, batch: Batch) -> None:
         """Keep a batch's lengths."""
         for field, parts in self._lengths.items():
-            parts.append(batch[lengths_of(field)].cpu())
+            parts.append(batch.lengths[field])
 
     def add(self, name: str, field: str, piece: Tensor) -> None:
         """Keep one batch of an output."""

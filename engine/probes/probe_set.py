@@ -10,6 +10,7 @@ from engine.core.readback import Readback
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.timing import Clock, HostClock
+from engine.data.batches.batch import Batch
 from engine.network.network import Network
 from engine.probes import history
 from engine.probes.cost.meter import Meter, clock_of
@@ -103,8 +104,8 @@ class Probes:
         self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
         self._overhead.keep(watches)
 
-    def at(self, step: int) -> StepWatcher | Unwatched:
-        """Return a context that watches one forward and backward pass, if any probe is due.
+    def at(self, step: int, batch: Batch) -> StepWatcher | Unwatched:
+        """Return a context that watches the passes of a batch, if any probe is due.
 
         After the pass, its ``step`` runs the optimizer's step, which may be watched too.
         """
@@ -123,7 +124,7 @@ class Probes:
         if due:
             self._looking = due
             again = all(watch.is_due(step + 1) for watch in due)
-            return self._look(due).at(step, comes_again=again)
+            return self._look(due).at(step, batch, comes_again=again)
         if self._newest is not None:  # its interval has widened in the meantime
             self._newest.release()
         self._next_due = first_due_after(self._training, step)

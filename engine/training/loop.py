@@ -92,17 +92,17 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             probes.watch(control.wanted, step)
             for batch, part, is_last in batches:
                 clock.mark("data")
-                guard.begin(part)
-                seen = probes.at(step) if is_last else UNWATCHED
+                guard.begin(batch, part)
+                seen = probes.at(step, batch) if is_last else UNWATCHED
                 with seen as look, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
-                    values = network(batch)
+                    values = network(batch.tensors)
                     loss = loss_of(loss_fn, values, part)
                     clock.mark("forward")
                     learner.backward(loss.total, is_last=is_last)
                     clock.mark("backward")
                 clock.mark("probes")
-                report.take(step, loss, values)
+                report.take(step, batch, loss, values)
             guard.look(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
@@ -248,7 +248,7 @@ def _probes(
     job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: RunControl
 ) -> Probes:
     training = WatchedTraining(
-        learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
+        learner.loss_fn, learner.clip is not None, learner.scaling, learner.optimizer
     )
     probes = Probes(
         learner.network,

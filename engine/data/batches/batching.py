@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from engine.data.batches.batch import Batch
 from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
 from engine.data.batches.rows import Rows, sizes_of_parts
@@ -13,7 +13,6 @@ from engine.data.columns.ragged import LoadedSequence
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
 
-Batch = dict[str, Tensor]
 Epoch = tuple[Iterator[Batch], Callable[[int], int]]
 """The remaining batches of an epoch, and a function: how many of its rows come before a batch."""
 
@@ -121,9 +120,9 @@ class PaddingCounts:
         self._rows = rows
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def take(self) -> None:
-        """Count the last batch."""
-        for name, lengths_B in self._rows.lengths.items():
+    def count(self, batch: Batch) -> None:
+        """Count the steps of a batch."""
+        for name, lengths_B in batch.lengths.items():
             steps, places = self._counts.get(name, (0, 0))
             widest = max(1, int(lengths_B.max()))
             self._counts[name] = steps + int(lengths_B.sum()), places + widest * len(lengths_B)

@@ -101,7 +101,7 @@ def test_a_fraction_takes_its_rows_and_only_their_steps(table):
     numbers = shuffled(len(TEXTS), 0, 0)  # any order: the rows are found by number
     assert sorted(numbers.tolist()) == list(range(12))
     batch = next(iter(rows.in_order(12)))
-    taken = rows.newest.tolist()
+    taken = batch.row_numbers.tolist()
     assert len(taken) == 6
     assert batch["ids.lengths"].tolist() == [len(TEXTS[i]) for i in taken]
     field = rows.fields["ids"]
@@ -170,7 +170,7 @@ def test_long_rows_are_dropped_with_all_their_fields(table):
     batch = next(iter(rows.in_order(100)))
     assert batch["ids"].tolist() == [[6, 0], [6, 2], [2, 8], [3, 0], [9, 9]]
     assert batch["label"].tolist() == [1, 0, 0, 1, 0]
-    assert rows.newest.tolist() == [1, 5, 8, 10, 11]
+    assert batch.row_numbers.tolist() == [1, 5, 8, 10, 11]
     assert rows.left_out == {"rows longer than max_length 2 of split 'all'": 7}
     with pytest.raises(DataFailed, match="has no rows that are short enough"):
         loaded(
