@@ -9,11 +9,11 @@ from torch import Tensor
 from engine.core.readback import Readback
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
-from engine.core.timing import Clock, HostClock
+from engine.core.timing import clock_of
 from engine.data.batches.batch import Batch
 from engine.network.network import Network
 from engine.probes import history
-from engine.probes.cost.meter import Meter, clock_of
+from engine.probes.cost.meter import Meter
 from engine.probes.cost.overhead import Overhead
 from engine.probes.evaluations import Evaluations
 from engine.probes.flight_recorder import FlightRecorder
@@ -56,14 +56,13 @@ class Probes:
         self._newest: StepWatcher | None = None
         self.emit = emit
         self.readback = readback
-        self.clock: Clock = HostClock()
+        self.clock = clock_of(readback.device)
         """The clock that excludes the time of watching from a pass."""
         self.captures = captures or Captures(out_dir, emit)
-        meter_clock = clock_of(readback.device)
-        self._meter = Meter(meter_clock)
+        self._meter = Meter(self.clock)
         self._overhead = Overhead(emit)
         self._telling = RecordSender(emit, readback)
-        self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
+        self.evaluations = Evaluations(self, Meter(self.clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._off: list[str] = []
         """Probes that were switched off because they kept failing."""

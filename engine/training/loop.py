@@ -12,7 +12,7 @@ from engine.checkpoint.training_state import Generators, OptimizerState, Weights
 from engine.core.precision import name_of
 from engine.core.readback import Readback
 from engine.core.snapshot import Parts, Stateful
-from engine.core.timing import Timing, Work, clock_of
+from engine.core.timing import Timing, Work
 from engine.data.batches.rows import Rows
 from engine.data.columns.prepared import PART
 from engine.guards.guard import Guard
@@ -250,7 +250,7 @@ def _probes(
     training = WatchedTraining(
         learner.loss_fn, learner.clip is not None, learner.scaling, learner.optimizer
     )
-    probes = Probes(
+    return Probes(
         learner.network,
         job.probes,
         emit=out.emit,
@@ -259,8 +259,6 @@ def _probes(
         training=training,
         captures=_captures(out, control),
     )
-    probes.clock = clock_of(rows.device)
-    return probes
 
 
 def _captures(out: Outputs, control: RunControl) -> Captures:
