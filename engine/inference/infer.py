@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings
+from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
@@ -340,8 +340,7 @@ def _write(
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "outputs.safetensors"
-    names = predictions.names_in(known, tensors)
-    save_file({name: item.contiguous() for name, item in tensors.items()}, path, names or None)
+    save_tensors(path, tensors, predictions.names_in(known, tensors))
     _tell_of(path, "application/vnd.safetensors", out)
     table = directory / predictions.FILE
     if predictions.write(table, tensors, known):
