@@ -19,7 +19,7 @@ from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
 from engine.data.batches.batch import Batch
-from engine.data.batches.rows import Rows, longest_of
+from engine.data.batches.rows import MemoryRows, Rows
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
@@ -165,7 +165,7 @@ class _Plan(NamedTuple):
     """The sequence field of each requested output that has a value per step."""
 
 
-def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
+def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> MemoryRows:
     """Return the rows, cut as in the training job, all of them."""
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
@@ -186,10 +186,10 @@ def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
 
 
-def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
+def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: MemoryRows) -> dict[str, str]:
     """Return the sequence field of each requested output that has a value per step."""
     shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
-    longest = longest_of(rows)
+    longest = rows.longest()
     if not longest:
         return {}
     for name, length in longest.items():

@@ -8,7 +8,7 @@ import torch
 from engine.data.batches.batch import Batch
 from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
-from engine.data.batches.rows import Rows, sizes_of_parts
+from engine.data.batches.rows import MemoryRows, Rows, sizes_of_parts
 from engine.data.columns.ragged import LoadedSequence
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
@@ -41,7 +41,7 @@ class Batching:
     def epoch(self, epoch: int, first: int) -> Epoch:
         """Yield the micro-batches of an epoch's batches, starting at batch ``first``."""
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
-        if self._buckets is not None:
+        if self._buckets is not None and isinstance(self._rows, MemoryRows):
             cut = self._buckets.epoch(order)
             batches = self._rows.chosen(cut.batches(first), self._parts, trained_in=epoch)
             return batches, cut.rows_before
@@ -98,7 +98,7 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
     if wanted is None or data.shuffle.buffer_size is not None:  # a shuffle pool has its own
         return None
     name = bucket_field(wanted, data.fields)
-    field = rows.fields.get(name or "")
+    field = rows.fields.get(name or "") if isinstance(rows, MemoryRows) else None
     if not isinstance(field, LoadedSequence):
         raise SpecFailed("data.bucket_by_length names no sequence that the job reads.")
     try:

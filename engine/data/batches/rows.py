@@ -1,9 +1,10 @@
-"""Rows in memory, and the order in which they become batches.
+"""The rows of a source, in memory or read from files, and the order in which they become batches.
 
 The row order is a function of (seed, epoch) only. Depends on torch, not on files or networks. Shape
 suffixes: B = rows of a batch, N = rows of the split.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,45 +27,27 @@ _EPOCH_STRIDE = 1_000_003
 Loaded = LoadedField | LoadedSequence
 
 
-class Rows:
-    """The rows of one source with all their fields, in memory."""
+class Rows(ABC):
+    """The rows of one source, as batches."""
 
     def __init__(
-        self,
-        fields: Mapping[str, Loaded],
-        num_rows: int,
-        device: torch.device,
-        numbers: Tensor | None = None,
+        self, num_rows: int, device: torch.device, home: torch.device, numbers: Tensor | None
     ) -> None:
+        """``home``: the device that batches are taken from. ``numbers``: see `numbers`."""
         self.left_out: dict[str, int] = {}
         """What was cut off or dropped while reading, in words, and how much of it."""
         self.prepared: Prepared | None = None
         """The statistics and vocabularies of the training rows; None: there are none."""
         self.augmenting: Augmenting | None = None
         """The augmentation of rows that are trained on; None: there is none."""
-        self.fields = fields
         self.num_rows = num_rows
         self.device = device
-        self.ahead: Prefetcher[Batch] = Prefetcher()
-        """Prefetches the batches of an epoch."""
-        self.home = next(iter(fields.values())).values.device if fields else device
-        """The device that batches are taken from."""
+        self.home = home
         self._host_numbers = numbers
-        self._numbers = None if numbers is None else numbers.to(self.home)
+        self._numbers = None if numbers is None else numbers.to(home)
         """Each row's number in the split; None: these are all rows of the split."""
 
-    def numbers(self, taken: Taken) -> Tensor:
-        """Return the row numbers, in the split, of a batch."""
-        return numbers_of(taken, self._numbers)
-
-    def num_batches(self, batch_size: int) -> int:
-        """Return the number of batches of all rows."""
-        return -(-self.num_rows // batch_size)
-
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Yield all rows once, in the stored order."""
-        return self.epoch(batch_size, drop_last=False, order=None)
-
+    @abstractmethod
     def batch(
         self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
     ) -> Batch:
@@ -73,18 +56,8 @@ class Rows:
         ``host_B``: the same rows in host memory, if available. ``trained_in``: the epoch to augment
         the rows for; None: they are not augmented.
         """
-        if host_B is None:
-            host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
-        changes = self.changes(host_B, trained_in)
-        tensors, lengths = tensors_of(self.fields, rows_B, host_B, self.device, changes)
-        return Batch(tensors, lengths, rows_B, trained_in, self._numbers)
 
-    def spaced(self, num_rows: int) -> tuple[Tensor, Batch]:
-        """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
-        count = min(num_rows, self.num_rows)
-        rows_B = torch.arange(count) * self.num_rows // count
-        return rows_B, self.batch(rows_B.to(self.home), rows_B)
-
+    @abstractmethod
     def epoch(
         self,
         batch_size: int,
@@ -100,6 +73,81 @@ class Rows:
         ``first``: the number of batches to skip. ``parts``: the number of micro-batches that each
         batch is split into. ``trained_in``: as in `batch`.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop prefetching."""
+
+    def numbers(self, taken: Taken) -> Tensor:
+        """Return the row numbers, in the split, of a batch."""
+        return numbers_of(taken, self._numbers)
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return the number of batches of all rows."""
+        return -(-self.num_rows // batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """Yield all rows once, in the stored order."""
+        return self.epoch(batch_size, drop_last=False, order=None)
+
+    def spaced(self, num_rows: int) -> tuple[Tensor, Batch]:
+        """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self.home), rows_B)
+
+    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
+        """Return the augmentation of each field for rows that are trained on."""
+        if self.augmenting is None or trained_in is None:
+            return {}
+        return self.augmenting.changes(numbers_of(host_B, self._host_numbers), trained_in)
+
+    def longest(self) -> dict[str, int]:
+        """Return the steps of the longest row of each sequence field in memory, at least one."""
+        return {}
+
+    def figures(self) -> dict[str, float]:
+        """Return metrics of the rows in memory, to report while training runs."""
+        return {}
+
+
+class MemoryRows(Rows):
+    """The rows of one source with all their fields, in memory."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Loaded],
+        num_rows: int,
+        device: torch.device,
+        numbers: Tensor | None = None,
+    ) -> None:
+        home = next(iter(fields.values())).values.device if fields else device
+        super().__init__(num_rows, device, home, numbers)
+        self.fields = fields
+        self.ahead: Prefetcher[Batch] = Prefetcher()
+        """Prefetches the batches of an epoch."""
+
+    def batch(
+        self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
+    ) -> Batch:
+        """Create the batch of some rows."""
+        if host_B is None:
+            host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
+        changes = self.changes(host_B, trained_in)
+        tensors, lengths = tensors_of(self.fields, rows_B, host_B, self.device, changes)
+        return Batch(tensors, lengths, rows_B, trained_in, self._numbers)
+
+    def epoch(
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
+        trained_in: int | None = None,
+    ) -> Iterator[Batch]:
+        """Yield the batches of one epoch."""
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
         cuts = (
@@ -134,21 +182,13 @@ class Rows:
         for _, batch in self.ahead.each(tasks):
             yield batch
 
-    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
-        """Return the augmentation of each field for rows that are trained on."""
-        if self.augmenting is None or trained_in is None:
-            return {}
-        numbers = self._host_numbers
-        if numbers is not None:
-            numbers_B = numbers[host_B]
-        else:
-            is_run = isinstance(host_B, slice)
-            numbers_B = torch.arange(host_B.start, host_B.stop) if is_run else host_B
-        return self.augmenting.changes(numbers_B, trained_in)
-
-    def figures(self) -> dict[str, float]:
-        """Return metrics of the rows in memory, to report while training runs."""
-        return {}
+    def longest(self) -> dict[str, int]:
+        """Return the steps of the longest row of each sequence field, at least one."""
+        return {
+            name: max(1, int(item.lengths.max()))
+            for name, item in self.fields.items()
+            if isinstance(item, LoadedSequence)
+        }
 
     def close(self) -> None:
         """Stop prefetching."""
@@ -214,20 +254,11 @@ def place(
     num_rows: int,
     device: torch.device,
     numbers: Tensor | None = None,
-) -> Rows:
+) -> MemoryRows:
     """Move fields onto the device if they need at most a quarter of its free memory."""
     if device.type == "cuda":
         size = sum(item.nbytes for item in loaded.values())
         if size <= torch.cuda.mem_get_info(device)[0] // 4:
             loaded = {name: item.to(device) for name, item in loaded.items()}
     loaded = {name: item.ready(device) for name, item in loaded.items()}
-    return Rows(loaded, num_rows, device, numbers)
-
-
-def longest_of(rows: Rows) -> dict[str, int]:
-    """Return the steps of the longest row of each sequence field, at least one."""
-    return {
-        name: max(1, int(item.lengths.max()))
-        for name, item in rows.fields.items()
-        if isinstance(item, LoadedSequence)
-    }
+    return MemoryRows(loaded, num_rows, device, numbers)

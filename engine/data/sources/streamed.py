@@ -5,10 +5,9 @@ Training uses them like rows in memory. The contents and the order of batches ar
 reading their rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from engine.data.batches.batch import Batch, Taken
 from engine.data.batches.bucket_pool import BucketDraws
 from engine.data.batches.buckets import Buckets, by_chance
 from engine.data.batches.prefetch import Prefetcher
-from engine.data.batches.rows import Loaded, Rows, divided, tensors_of
+from engine.data.batches.rows import Rows, divided, tensors_of
 from engine.data.batches.shuffle_pool import Draw, Integers, Pool, PoolDraws
 from engine.data.sources.cache import Cache, Drained, Held, Read
 from engine.data.sources.reading import ReadsRows
@@ -48,9 +47,7 @@ class StreamedRows(Rows):
         ``in_turn``: joined sources are read one after another. ``bucket``: batches have rows of
         similar length, which the reader must know.
         """
-        super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
-        self.device = device
-        self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
+        super().__init__(reader.num_rows, device, torch.device("cpu"), reader.numbers)
         self.left_out = reader.left_out
         self.prepared = None if reader.prepared.is_empty else reader.prepared
         self._reader = reader

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.batches.rows import Rows
+from engine.data.batches.rows import MemoryRows
 from engine.data.sources.joined import source_rows
 from engine.losses.loss_sums import Term
 from engine.probes.statistics.summarize import summarize
@@ -215,7 +215,7 @@ def test_the_rows_of_a_batch_are_those_of_the_split(digits, tmp_path):
 
 
 def test_a_batch_keeps_the_numbers_of_its_rows_when_later_ones_are_made():
-    rows = Rows({}, 10, torch.device("cpu"))
+    rows = MemoryRows({}, 10, torch.device("cpu"))
     batches = list(rows.in_order(4))
     numbers = [batch.row_numbers.tolist() for batch in batches]
     with pytest.raises(FrozenInstanceError):
