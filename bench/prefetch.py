@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bench.streaming import write
-from engine.data.batches.rows import batch_of
+from engine.data.batches.rows import tensors_of
 from engine.data.batches.shuffle_pool import Draw, Pool, PoolDraws
 from engine.data.sources.reading import RowStore, SourceReader
 from engine.data.sources.row_files import StoredTable
@@ -66,7 +66,7 @@ def by_processes(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dic
             store.put(draw.entered, read)
         rows = store.get(draw.drawn)
         store.free(draw.drawn)
-        yield batch_of(rows, slice(None), slice(None), CPU)[0]
+        yield tensors_of(rows, slice(None), slice(None), CPU)[0]
 
 
 def by_threads(reader: SourceReader, pool: Pool, workers: int) -> Iterator[dict[str, Tensor]]:

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,8 +31,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         OSError: the file cannot be written.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    return write_file(path, _pieces({name: tensors[name] for name in order}))
+    return write_file(path, _pieces(tensors))
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write tensors of any device, and texts by name; not durably: for what may be lost.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    on_host = {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
+    with path.open("wb") as file:
+        file.writelines(_pieces(on_host, metadata))
 
 
 def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
@@ -82,10 +95,14 @@ def text_pieces(text: str) -> Iterator[memoryview]:
     yield memoryview(text.encode())
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    entries: dict[str, Any] = {}
+def _pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[memoryview]:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     end = 0
-    for name, tensor in tensors.items():
+    for name in order:
+        tensor = tensors[name]
         begin, end = end, end + tensor.nbytes
         entries[name] = {
             "dtype": DTYPE_NAMES[dtype_name(tensor.dtype)],
@@ -95,8 +112,8 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     yield memoryview(struct.pack("<Q", len(header)) + header)
-    for tensor in tensors.values():
-        yield from _bytes_of(tensor)
+    for name in order:
+        yield from _bytes_of(tensors[name])
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:

@@ -22,8 +22,6 @@ from typing import Any
 from glasshouse import jsonio
 from glasshouse.failpoints import failpoint
 
-Emit = Callable[[dict[str, Any]], None]
-"""Takes a record."""
 HEADER = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 2**20
 MAX_WAITING_BYTES = 64 * 2**20
@@ -31,6 +29,9 @@ MAX_WAITING_BYTES = 64 * 2**20
 _FULL_S = 0.5
 _FLUSH_BYTES = 256 * 1024
 _FLUSH_S = 0.005
+
+Emit = Callable[[dict[str, Any]], None]
+"""Takes a record to report."""
 
 
 class SpoolDamaged(Exception):

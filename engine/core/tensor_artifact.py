@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
 
 MEDIA_TYPE = "application/vnd.safetensors"
@@ -23,7 +23,7 @@ def write_artifact(
     name = f"{what}-{step}.safetensors"
     path = directory / "artifacts" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({key: item.cpu().contiguous().clone() for key, item in tensors.items()}, path)
+    save_tensors(path, tensors)
     return {
         "type": "artifact",
         "at": now(),

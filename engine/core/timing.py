@@ -1,8 +1,9 @@
-"""Measure where the step time goes: a clock that attributes every lap to a part of the step.
+"""Measure time: a clock that attributes every lap to a part of the step, and gives moments.
 
-On the CPU laps are measured with the host's clock. On CUDA they are the time between events in the
-device's queue. The events are read after they have completed, so nothing waits for the device.
-Depends on torch's events, not on jobs.
+On the CPU the host's clock is used. On CUDA, events in the device's queue are used: they measure
+what the step itself experiences, which is the kernels and the idle time of the queue while they are
+launched. Events are read after they have completed, so nothing waits for the device. Depends on
+torch's events, not on jobs.
 """
 
 import time
@@ -87,6 +88,16 @@ class HostClock:
         self._spent = self._laps.spent_ns
         return taken
 
+    moment = staticmethod(time.perf_counter_ns)
+
+    def has_passed(self, moment: int) -> bool:
+        """Return True: moments of the host have always passed."""
+        return True
+
+    def seconds(self, start: int, end: int) -> float:
+        """Return the time between two moments."""
+        return (end - start) / 1e9
+
 
 class DeviceClock:
     """Measures laps in the device's queue. A lap counts once the event at its end has completed.
@@ -136,8 +147,24 @@ class DeviceClock:
         taken, self._laps = self._laps, Laps()
         return taken
 
+    def moment(self) -> Any:
+        """Record an event at the current position in the queue."""
+        event = self._make_event()
+        event.record()
+        return event
+
+    def has_passed(self, moment: Any) -> bool:
+        """Return whether the device has reached the event."""
+        return moment.query()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the device time between two events that it has passed."""
+        return start.elapsed_time(end) / 1e3
+
     def _record(self) -> Any:
-        event = self._free.pop() if self._free else self._make_event()
+        if not self._free:
+            return self.moment()
+        event = self._free.pop()
         event.record()
         return event
 

@@ -21,6 +21,7 @@ from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.tensor_names import leaves
 from engine.core.timing import Clock, taken_out
+from engine.data.batches.batch import Batch
 from engine.data.batches.rows import Rows
 from engine.data.sources.joined import name_of
 from engine.guards.replay import Found, Pass, Replay, Skipped, described
@@ -121,8 +122,8 @@ class Guard:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def begin(self, part: StepPart | None = None) -> None:
-        """Start the forward pass of the newest batch.
+    def begin(self, batch: Batch, part: StepPart | None = None) -> None:
+        """Start the forward pass of a batch.
 
         ``part``: its place in the step, if several micro-batches make one step.
         """
@@ -131,8 +132,7 @@ class Guard:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
             hidden_state = None if self._hidden_state is None else self._hidden_state.snapshot()
-            rows = self._rows
-            self._passes.append(Pass(rows.taken, randomness, rows.trained_in, hidden_state, part))
+            self._passes.append(Pass(batch.taken, randomness, batch.trained_in, hidden_state, part))
 
     def rewind(self) -> None:
         """Restore the random state and the hidden state of the current pass, to run it again."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.core.tensor_names import leaves, root
-from engine.data.batches.rows import Rows, Taken
+from engine.data.batches.batch import Batch, Taken
+from engine.data.batches.rows import Rows
 from engine.learner.side_effects import Randomness, untouched
 from engine.losses.loss_sums import StepPart
 from engine.losses.losses import Losses, loss_of
@@ -132,7 +133,8 @@ class Replay:
                 if self._hidden_state is not None and one.hidden_state is not None:
                     self._hidden_state.put(one.hidden_state)
                 search = _Search(self._skipped)
-                self._run(self._rows.again(one.taken, one.trained_in), one.part, search)
+                batch = self._rows.batch(one.taken, trained_in=one.trained_in)
+                self._run(batch, one.part, search)
             found = search.found
             found.num_pass = search.largest.num_pass = number
             if found.layer is not None:
@@ -150,15 +152,15 @@ class Replay:
                 return search.found
         return Found()
 
-    def _run(self, batch: dict[str, Tensor], part: StepPart | None, search: "_Search") -> None:
-        search.num_rows = next(iter(batch.values())).shape[0]
+    def _run(self, batch: Batch, part: StepPart | None, search: "_Search") -> None:
+        search.num_rows = batch.num_rows
         for name, tensor in batch.items():
             search.see(name, name, "input", "forward", tensor)
         handles = self._hook(search)
         try:
             # If a layer fails, check what was computed before it.
             with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
-                loss = loss_of(self._loss_fn, self._network(batch), part).total
+                loss = loss_of(self._loss_fn, self._network(batch.tensors), part).total
                 search.see("loss", "loss", "output", "forward", loss)
                 if search.found.layer is None:
                     (loss if self._scaling is None else loss * self._scaling.scale).backward()

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings
+from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
-from engine.core.tensor_names import lengths_of, root
+from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
-from engine.data.batches.rows import Rows, longest_of
+from engine.data.batches.batch import Batch
+from engine.data.batches.rows import MemoryRows, Rows
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
@@ -164,7 +165,7 @@ class _Plan(NamedTuple):
     """The sequence field of each requested output that has a value per step."""
 
 
-def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
+def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> MemoryRows:
     """Return the rows, cut as in the training job, all of them."""
     fields = fields_needed(job, trained_by)
     limit = trained_by.data.sequence
@@ -185,10 +186,10 @@ def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> Rows:
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
 
 
-def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: Rows) -> dict[str, str]:
+def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: MemoryRows) -> dict[str, str]:
     """Return the sequence field of each requested output that has a value per step."""
     shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
-    longest = longest_of(rows)
+    longest = rows.longest()
     if not longest:
         return {}
     for name, length in longest.items():
@@ -243,7 +244,7 @@ def _forward(
     for number, batch in enumerate(rows.in_order(batch_size)):
         if control.cancel_requested:
             return None
-        values = network(batch)
+        values = network(batch.tensors)
         pieces.note(batch)
         for name, fields in plan.wanted.items():
             for field in fields:
@@ -263,10 +264,10 @@ class _Pieces:
         self._pieces: dict[str, list[Tensor]] = {}
         self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
 
-    def note(self, batch: Mapping[str, Tensor]) -> None:
+    def note(self, batch: Batch) -> None:
         """Keep a batch's lengths."""
         for field, parts in self._lengths.items():
-            parts.append(batch[lengths_of(field)].cpu())
+            parts.append(batch.lengths[field])
 
     def add(self, name: str, field: str, piece: Tensor) -> None:
         """Keep one batch of an output."""
@@ -339,8 +340,7 @@ def _write(
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "outputs.safetensors"
-    names = predictions.names_in(known, tensors)
-    save_file({name: item.contiguous() for name, item in tensors.items()}, path, names or None)
+    save_tensors(path, tensors, predictions.names_in(known, tensors))
     _tell_of(path, "application/vnd.safetensors", out)
     table = directory / predictions.FILE
     if predictions.write(table, tensors, known):

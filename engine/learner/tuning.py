@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
+from engine.data.batches.batch import Batch
 from engine.data.batches.rows import Rows
 from engine.learner.side_effects import untouched
 from engine.losses.losses import Losses, loss_of
@@ -81,8 +81,8 @@ class Tuned:
         return times
 
 
-def _pass(network: Network, loss_fn: Losses, batch: dict[str, Tensor]) -> None:
-    loss_of(loss_fn, network(batch)).total.backward()
+def _pass(network: Network, loss_fn: Losses, batch: Batch) -> None:
+    loss_of(loss_fn, network(batch.tensors)).total.backward()
     for parameter in network.parameters():
         parameter.grad = None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.core.tensor_names import host_lengths_of, root
-from engine.data.batches.rows import Rows
+from engine.data.batches.batch import Batch
 from engine.losses.loss_sums import OF_CLASSES, Denominator, LateDenominator, StepPart, Term, total
 from engine.losses.losses import Losses
 from engine.network.layers import LayerFailed
@@ -23,7 +23,6 @@ from engine.network.lengths import Lengths
 from engine.network.network import Network
 from glasshouse.spec import DenseField, DenseSequenceField, IntegerField, Loss, TrainJob
 
-Batch = dict[str, Tensor]
 MicroBatch = tuple[Batch, StepPart | None, bool]
 """A batch, its place in the step (None: it is the whole step), and whether it is the last."""
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # pyright: ignore[reportPrivateUsage]
@@ -32,8 +31,7 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # pyright: ignore[reportPri
 class MicroBatches:
     """Gives each micro-batch of a job's steps its place in the step."""
 
-    def __init__(self, job: TrainJob, loss_fn: Losses, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, job: TrainJob, loss_fn: Losses) -> None:
         self._denominators = Denominators(job, loss_fn)
 
     def of_step(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
@@ -52,16 +50,15 @@ class MicroBatches:
             yield next(batches), StepPart((float(size),) * number, whole), at == len(sizes)
 
     def _by_targets(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        found = islice(batches, len(sizes))
-        held = deque((batch, self._rows.newest_made) for batch in found)
+        held = deque(islice(batches, len(sizes)))
         both = zip(held, sizes, strict=True)
-        owns = [self._denominators.of(batch, size) for (batch, _), size in both]
+        owns = [self._denominators.of(batch, size) for batch, size in both]
         whole = total(owns)
         empty: list[dict[int, Tensor]] = [{} for _ in whole]
         for number, own in enumerate(owns):
             late = [LateDenominator(number, len(owns), noted) for noted in empty]
             both = zip(late, self._denominators.are_late, strict=True)
-            batch, self._rows.newest_made = held.popleft()
+            batch = held.popleft()
             part = StepPart(own, whole, tuple(item if is_late else None for item, is_late in both))
             yield batch, part, not held
 

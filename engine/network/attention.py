@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.network.lengths import TakesLengths, is_padding
+from engine.network.lengths import Lengths, TakesLengths, is_padding
 
 
 class DotProductAttention(TakesLengths, nn.Module):
@@ -39,12 +39,19 @@ class DotProductAttention(TakesLengths, nn.Module):
         self.is_causal = is_causal
         self.scale = scale
 
-    def forward(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor) -> Tensor:
+    def forward(
+        self,
+        query_BTD: Tensor,
+        key_BSD: Tensor,
+        value_BSD: Tensor,
+        *,
+        lengths: Lengths | None = None,
+    ) -> Tensor:
         """Attend; return [B, T, width of the values]."""
         if self.is_causal and query_BTD.shape[1] != key_BSD.shape[1]:
             raise ValueError("is_causal needs as many keys as queries")
         query, key, value = (self._heads(item) for item in (query_BTD, key_BSD, value_BSD))
-        allowed = self._allowed(key_BSD)
+        allowed = self._allowed(key_BSD, lengths)
         output_BNTH = F.scaled_dot_product_attention(
             query,
             key,
@@ -55,9 +62,9 @@ class DotProductAttention(TakesLengths, nn.Module):
             scale=self.scale,
         )
         output_BTD = output_BNTH.transpose(1, 2).flatten(2)
-        if self.lengths is None:
+        if lengths is None:
             return output_BTD
-        return output_BTD.masked_fill((self.lengths.of_rows == 0)[:, None, None], 0.0)
+        return output_BTD.masked_fill((lengths.of_rows == 0)[:, None, None], 0.0)
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         if x_BTD.dim() != 3 or x_BTD.shape[2] % self.num_heads:
@@ -65,13 +72,13 @@ class DotProductAttention(TakesLengths, nn.Module):
             raise ValueError(f"{detail} ({self.num_heads}); this is {list(x_BTD.shape)}")
         return x_BTD.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
-    def _allowed(self, key_BSD: Tensor) -> Tensor | None:
+    def _allowed(self, key_BSD: Tensor, lengths: Lengths | None) -> Tensor | None:
         """Return which keys a query may attend to, as [B, 1, 1 or T, S]; None: torch's own rule."""
-        if self.lengths is None:
+        if lengths is None:
             return None
         num_steps = key_BSD.shape[1]
         # A row without keys attends to one, because a softmax over nothing would be NaN.
-        known_BS = ~is_padding(self.lengths.of_rows.clamp(min=1), num_steps)
+        known_BS = ~is_padding(lengths.of_rows.clamp(min=1), num_steps)
         allowed = known_BS[:, None, None, :]
         if not self.is_causal:
             return allowed

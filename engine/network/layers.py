@@ -30,11 +30,14 @@ class LayerFailed(Exception):
         self.cause = cause
 
 
-def call(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    """Run a layer on its inputs in order; an LSTM's two states are passed as a tuple."""
+def call(module: nn.Module, inputs: Sequence[Any], lengths: Lengths | None = None) -> Any:
+    """Run a layer on its inputs in order; an LSTM's two states are passed as a tuple.
+
+    ``lengths``: only for a layer that `TakesLengths`.
+    """
     if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
-        return module(inputs[0], (inputs[1], inputs[2]))
-    return module(*inputs)
+        inputs = inputs[0], (inputs[1], inputs[2])
+    return module(*inputs) if lengths is None else module(*inputs, lengths=lengths)
 
 
 def cut(output: Any) -> Any:
@@ -135,12 +138,8 @@ class Step(NamedTuple):
             given = [in_float32(item) for item in given]
         if self.lengths is None or not isinstance(self.module, TakesLengths):
             return call(self.module, given)
-        known = values[self.lengths]
-        self.module.lengths = Lengths(known, values.get(host_lengths_of(self.lengths)))
-        try:
-            return call(self.module, given)
-        finally:
-            self.module.lengths = None
+        host_B = values.get(host_lengths_of(self.lengths))
+        return call(self.module, given, Lengths(values[self.lengths], host_B))
 
 
 class Pair(NamedTuple):

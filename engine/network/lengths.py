@@ -3,14 +3,18 @@
 Shape suffixes: B = rows of a batch, T = steps of the longest row.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class Lengths(NamedTuple):
-    """The number of steps of each row, without padding."""
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The number of steps of each row, without padding.
+
+    Not a tuple, so that it is not one of a layer's input tensors for hooks.
+    """
 
     of_rows: Tensor
     """int64 of shape [B], on the layer's device."""
@@ -28,9 +32,8 @@ class Lengths(NamedTuple):
 
 
 class TakesLengths:
-    """A layer that uses lengths if they are set before the call; None: all steps count."""
+    """A layer whose call takes ``lengths``, by keyword; None: all steps count."""
 
-    lengths: Lengths | None = None
     counted_input = 0
     """The index of the input whose steps the lengths count."""
 

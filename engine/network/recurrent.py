@@ -31,30 +31,36 @@ class Recurrent(TakesLengths, nn.Module):
     meta_steps = 1
     """On the meta device, about how many steps are run one after another."""
 
-    def forward(self, input: Tensor, hx: Any = None) -> Any:  # noqa: A002 (torch's name)
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 (torch's name)
+        hx: Any = None,
+        *,
+        lengths: Lengths | None = None,
+    ) -> Any:
         """Run torch's layer; steps past the end of a row have no effect."""
         if _has_no_float16(input) and isinstance(self, nn.LSTM):
             with torch.autocast("cpu", enabled=False):
-                return self._carry(input.float(), hx)
-        return self._carry(input, hx)
+                return self._carry(input.float(), hx, lengths)
+        return self._carry(input, hx, lengths)
 
-    def _carry(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+    def _carry(self, input: Tensor, hx: Any, lengths: Lengths | None) -> Any:  # noqa: A002
         if not self.carries:
-            return self._run(input, hx)
+            return self._run(input, hx, lengths)
         if self.hidden_state is not None:
             hx = _of_rows(self.hidden_state, input.shape[0 if self.batch_first else 1])
-        output, state = self._run(input, hx)
+        output, state = self._run(input, hx, lengths)
         states = state if isinstance(state, tuple) else (state,)
         self.hidden_state = tuple(item.detach() for item in states)
         return output, state
 
-    def _run(self, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
+    def _run(self, input: Tensor, hx: Any, lengths: Lengths | None) -> Any:  # noqa: A002
         run: Any = super().forward
         if input.is_meta and input.dim() == 3:
             return self._without_data(run, input, hx)
-        if self.lengths is None or isinstance(input, PackedSequence):
+        if lengths is None or isinstance(input, PackedSequence):
             return run(input, hx)
-        host_B = self.lengths.on_host
+        host_B = lengths.on_host
         num_steps = input.shape[1 if self.batch_first else 0]
         packed = pack_padded_sequence(
             input, host_B.clamp(min=1), batch_first=self.batch_first, enforce_sorted=False
@@ -65,7 +71,7 @@ class Recurrent(TakesLengths, nn.Module):
         )
         if not bool((host_B == 0).any()):
             return output, state
-        return self._without_empty(output, state, hx, self.lengths.of_rows == 0)
+        return self._without_empty(output, state, hx, lengths.of_rows == 0)
 
     def _without_data(self, run: Any, input: Tensor, hx: Any) -> Any:  # noqa: A002 (torch's name)
         """Run the layer on the meta device in a few steps: the others become additional rows.
@@ -150,16 +156,18 @@ class _EmbeddingBag(TakesLengths, nn.EmbeddingBag):
         input: Tensor,  # noqa: A002 (torch's name)
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
+        *,
+        lengths: Lengths | None = None,
     ) -> Tensor:
         """Reduce each row's embeddings to one, as torch does; ``input``: [B, T] or torch's own."""
         if input.dim() == 2 and per_sample_weights is None:
             offsets, per_sample_weights = None, offsets
-        if self.lengths is None:
+        if lengths is None:
             return super().forward(input, offsets, per_sample_weights)
         num_steps = input.shape[1]
-        if self.lengths.are_all(num_steps) and not self.include_last_offset:
+        if lengths.are_all(num_steps) and not self.include_last_offset:
             return super().forward(input, None, per_sample_weights)
-        index_S, offsets_B = self._places(num_steps, self.lengths)
+        index_S, offsets_B = self._places(num_steps, lengths)
         ids_S = input.reshape(-1)[index_S]
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)[index_S]
@@ -188,16 +196,16 @@ class SequencePool(TakesLengths, nn.Module):
         super().__init__()
         self.mode = mode
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, lengths: Lengths | None = None) -> Tensor:
         """Pool over axis 1."""
         if x_BTD.dim() < 2 or not x_BTD.is_floating_point():
             raise ValueError("SequencePool takes floating-point numbers of shape [rows, steps, …]")
         num_rows, num_steps = x_BTD.shape[:2]
         wide = (num_rows, *(1,) * (x_BTD.dim() - 2))
-        if self.lengths is None:
+        if lengths is None:
             lengths_B = torch.full((num_rows,), num_steps, device=x_BTD.device)
         else:
-            lengths_B = self.lengths.of_rows
+            lengths_B = lengths.of_rows
         is_empty = (lengths_B == 0).reshape(wide)
         if self.mode == "first":
             return x_BTD[:, 0].masked_fill(is_empty, 0.0)
@@ -223,22 +231,22 @@ class SequencePool(TakesLengths, nn.Module):
 class MaskPadding(TakesLengths, nn.Module):
     """Sets steps past the end of their row to zero, like the padding of a convolution."""
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, lengths: Lengths | None = None) -> Tensor:
         """Mask the padding; axis 1 is the steps."""
-        if self.lengths is None:
+        if lengths is None:
             return x_BTD
-        behind_BT = is_padding(self.lengths.of_rows, x_BTD.shape[1])
+        behind_BT = is_padding(lengths.of_rows, x_BTD.shape[1])
         return x_BTD.masked_fill(_as_wide(behind_BT, x_BTD), 0)
 
 
 class SequenceSoftmax(TakesLengths, nn.Module):
     """Values that sum to 1 over the steps of a row; zeros past its end."""
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, lengths: Lengths | None = None) -> Tensor:
         """Compute the softmax over axis 1, for each row and feature."""
-        if self.lengths is None:
+        if lengths is None:
             return x_BTD.softmax(dim=1)
-        behind = _as_wide(is_padding(self.lengths.of_rows, x_BTD.shape[1]), x_BTD)
+        behind = _as_wide(is_padding(lengths.of_rows, x_BTD.shape[1]), x_BTD)
         lowest = torch.finfo(x_BTD.dtype).min  # not -inf: a row without steps would be NaN
         return x_BTD.masked_fill(behind, lowest).softmax(dim=1).masked_fill(behind, 0.0)
 

@@ -8,7 +8,6 @@ import torch
 
 from engine.core.problems import Findings, one
 from engine.core.tensor_names import root
-from engine.data.batches.rows import longest_of
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Preparing
 from engine.data.sources.inline import ValueMeaning, inline_rows
@@ -119,7 +118,7 @@ def _check_inline(spec: InferJob, shapes: dict[str, FieldShape], meaning: ValueM
     except BadField as cause:
         pointer = f"/inputs/{cause.key}" if cause.key else "/inputs"
         raise one(pointer, str(cause), "shape") from cause
-    for name, longest in longest_of(rows).items():
+    for name, longest in rows.longest().items():
         shapes[name] = replace(shapes[name], shape=(longest, *shapes[name].shape[1:]))
     return rows.num_rows
 

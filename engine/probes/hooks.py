@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, nn
 
 from engine.core.tensor_names import input_leaves, leaves
+from engine.data.batches.batch import Batch
 from engine.losses.losses import LossValue
 from engine.network.call_names import Calls
 from engine.optim.updates import changes, copies, states
@@ -65,6 +66,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._sink = sink
         self._meter = meter
         self._step = 0
+        self._batch: Batch | None = None
         self._due = due
         self._sight = HookSites(sink.network, due)
         self._order = _Order(self._sight)
@@ -82,9 +84,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._counted: list[TensorHistogram] = []
         self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
 
-    def at(self, step: int, *, comes_again: bool = False) -> Self:
+    def at(self, step: int, batch: Batch | None = None, *, comes_again: bool = False) -> Self:
         """Prepare for a step. If the next step is watched too, the hooks may stay until then."""
-        self._step, self._comes_again = step, comes_again
+        self._step, self._batch, self._comes_again = step, batch, comes_again
         return self
 
     def __enter__(self) -> Self:
@@ -128,7 +130,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         trace: TracebackType | None,
     ) -> None:
         started = self._meter.start()
-        self._is_open = False
+        self._is_open, self._batch = False, None
         if error is None:
             for recorder in self._recorders:
                 recorder.see_loss(self._step, self._sink.loss, self._keeper(recorder))
@@ -232,13 +234,14 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
     # --- the loss ---------------------------------------------------------------------------
 
     def _watch_loss(self) -> None:
-        loss_fn, rows = self._sink.training.loss_fn, self._sink.training.rows
+        loss_fn = self._sink.training.loss_fn
         if loss_fn is None:
             return
         if self._recorders:
             self._hooks.append(loss_fn.register_forward_hook(self._on_loss))
         wanted = self._sight.loss
-        is_taken = LOSS in self._sight.order or (rows is not None and LOSS in rows.fields)
+        batch = self._batch
+        is_taken = LOSS in self._sight.order or (batch is not None and LOSS in batch)
         if is_taken or not any(wanted.values()):
             return
 
@@ -250,8 +253,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 each = self._observe(watches, lambda: sample_losses(loss_fn, inputs))
                 if each is not None:
                     self._see("output", LOSS_SAMPLES, each, watches)
-            if (watches := wanted[LOSS_ROWS]) and rows is not None:
-                self._see("output", LOSS_ROWS, rows.newest, watches)
+            if (watches := wanted[LOSS_ROWS]) and self._batch is not None:
+                self._see("output", LOSS_ROWS, self._batch.row_numbers, watches)
 
         self._hooks.append(loss_fn.register_forward_hook(hook))
 

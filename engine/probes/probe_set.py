@@ -9,10 +9,11 @@ from torch import Tensor
 from engine.core.readback import Readback
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
-from engine.core.timing import Clock, HostClock
+from engine.core.timing import clock_of
+from engine.data.batches.batch import Batch
 from engine.network.network import Network
 from engine.probes import history
-from engine.probes.cost.meter import Meter, clock_of
+from engine.probes.cost.meter import Meter
 from engine.probes.cost.overhead import Overhead
 from engine.probes.evaluations import Evaluations
 from engine.probes.flight_recorder import FlightRecorder
@@ -55,14 +56,13 @@ class Probes:
         self._newest: StepWatcher | None = None
         self.emit = emit
         self.readback = readback
-        self.clock: Clock = HostClock()
+        self.clock = clock_of(readback.device)
         """The clock that excludes the time of watching from a pass."""
         self.captures = captures or Captures(out_dir, emit)
-        meter_clock = clock_of(readback.device)
-        self._meter = Meter(meter_clock)
+        self._meter = Meter(self.clock)
         self._overhead = Overhead(emit)
         self._telling = RecordSender(emit, readback)
-        self.evaluations = Evaluations(self, Meter(meter_clock), self._overhead, self._telling)
+        self.evaluations = Evaluations(self, Meter(self.clock), self._overhead, self._telling)
         self._set([made(number, probe) for number, probe in enumerate(probes)])
         self._off: list[str] = []
         """Probes that were switched off because they kept failing."""
@@ -103,8 +103,8 @@ class Probes:
         self.evaluations.watches = [watch for watch in watches if watch.probe.phase == "evaluate"]
         self._overhead.keep(watches)
 
-    def at(self, step: int) -> StepWatcher | Unwatched:
-        """Return a context that watches one forward and backward pass, if any probe is due.
+    def at(self, step: int, batch: Batch) -> StepWatcher | Unwatched:
+        """Return a context that watches the passes of a batch, if any probe is due.
 
         After the pass, its ``step`` runs the optimizer's step, which may be watched too.
         """
@@ -123,7 +123,7 @@ class Probes:
         if due:
             self._looking = due
             again = all(watch.is_due(step + 1) for watch in due)
-            return self._look(due).at(step, comes_again=again)
+            return self._look(due).at(step, batch, comes_again=again)
         if self._newest is not None:  # its interval has widened in the meantime
             self._newest.release()
         self._next_due = first_due_after(self._training, step)

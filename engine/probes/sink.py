@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from engine.core.timing import Clock
-from engine.data.batches.rows import Rows
 from engine.losses.losses import Losses
 from engine.network.network import Network
 from engine.optim.gradient_scaling import GradScaling
@@ -27,7 +26,6 @@ class WatchedTraining:
     """The watched parts of a training: loss, optimizer, clipping, gradient scaling."""
 
     loss_fn: Losses | None = None
-    rows: Rows | None = None
     clips: bool = False
     """Whether gradients are clipped before the update."""
     scaling: GradScaling | None = None

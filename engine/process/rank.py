@@ -20,7 +20,7 @@ from engine.core.problems import SpecProblems
 from engine.core.spool import SpoolWriter, now
 from engine.core.timing import Work
 from engine.data.batches.batching import bucket_field, widest_rows
-from engine.data.batches.rows import Rows, longest_of
+from engine.data.batches.rows import Rows
 from engine.data.columns.table import Table
 from engine.inference import infer
 from engine.probes.watched.requested import RequestedProbes
@@ -265,7 +265,7 @@ def _planned(spec: TrainJob, rows: Rows) -> int:
     """Return the number of rows of the planned batch."""
     wanted = spec.data.bucket_by_length
     name = None if wanted is None else bucket_field(wanted, spec.data.fields)
-    longest = None if name is None else longest_of(rows).get(name)
+    longest = None if name is None else rows.longest().get(name)
     return widest_rows(spec.data, rows.num_rows, longest)
 
 

@@ -12,7 +12,7 @@ from engine.checkpoint.training_state import Generators, OptimizerState, Weights
 from engine.core.precision import name_of
 from engine.core.readback import Readback
 from engine.core.snapshot import Parts, Stateful
-from engine.core.timing import Timing, Work, clock_of
+from engine.core.timing import Timing, Work
 from engine.data.batches.rows import Rows
 from engine.data.columns.prepared import PART
 from engine.guards.guard import Guard
@@ -92,17 +92,17 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             probes.watch(control.wanted, step)
             for batch, part, is_last in batches:
                 clock.mark("data")
-                guard.begin(part)
-                seen = probes.at(step) if is_last else UNWATCHED
+                guard.begin(batch, part)
+                seen = probes.at(step, batch) if is_last else UNWATCHED
                 with seen as look, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
-                    values = network(batch)
+                    values = network(batch.tensors)
                     loss = loss_of(loss_fn, values, part)
                     clock.mark("forward")
                     learner.backward(loss.total, is_last=is_last)
                     clock.mark("backward")
                 clock.mark("probes")
-                report.take(step, loss, values)
+                report.take(step, batch, loss, values)
             guard.look(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
@@ -248,9 +248,9 @@ def _probes(
     job: TrainJob, learner: Learner, rows: Rows, out: Outputs, control: RunControl
 ) -> Probes:
     training = WatchedTraining(
-        learner.loss_fn, rows, learner.clip is not None, learner.scaling, learner.optimizer
+        learner.loss_fn, learner.clip is not None, learner.scaling, learner.optimizer
     )
-    probes = Probes(
+    return Probes(
         learner.network,
         job.probes,
         emit=out.emit,
@@ -259,8 +259,6 @@ def _probes(
         training=training,
         captures=_captures(out, control),
     )
-    probes.clock = clock_of(rows.device)
-    return probes
 
 
 def _captures(out: Outputs, control: RunControl) -> Captures:

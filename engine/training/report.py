@@ -19,6 +19,7 @@ from engine.checkpoint.saving import Saver
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.timing import REPORT, Timing
+from engine.data.batches.batch import Batch
 from engine.data.batches.batching import PaddingCounts
 from engine.data.batches.rows import Rows
 from engine.learner.learner import Learner
@@ -183,13 +184,13 @@ class Reporter:
         """The loss of the current step, over the batches so far."""
         return self._taken.loss
 
-    def take(self, step: int, loss: LossValue, values: dict[str, Tensor]) -> None:
+    def take(self, step: int, batch: Batch, loss: LossValue, values: Mapping[str, Tensor]) -> None:
         """Add the results of a batch; ``loss`` is its contribution to the step's loss."""
         taken = self._taken
-        taken.num_rows += values[next(iter(values))].shape[0]
+        taken.num_rows += batch.num_rows
         taken.losses.append(loss.total.detach())
         if self.intake is not None:
-            self.intake.take()
+            self.intake.count(batch)
         for name, term in loss.terms.items():
             before = taken.terms.get(name)
             taken.terms[name] = term if before is None else before + term
@@ -384,10 +385,9 @@ def evaluate(
     totals = torch.zeros(len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(batch_size):
         with look or contextlib.nullcontext():
-            values = network(batch)
+            values = network(batch.tensors)
         look = None
-        num_rows = next(iter(batch.values())).shape[0]
-        found = loss_fn.sums(values, num_rows)
+        found = loss_fn.sums(values, batch.num_rows)
         sums = found if sums is None else sums + found
         for number, correct in enumerate(accuracies.correct(values).values()):
             totals[number] += correct

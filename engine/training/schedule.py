@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.core.problems import one
 from engine.core.snapshot import State
-from engine.data.batches.batching import Batch, Batching, PaddingCounts
+from engine.data.batches.batch import Batch
+from engine.data.batches.batching import Batching, PaddingCounts
 from engine.data.batches.rows import Rows
 from engine.losses.losses import Losses
 from engine.losses.micro_batches import MicroBatch, MicroBatches
@@ -25,7 +26,7 @@ class Schedule:
     def __init__(self, job: TrainJob, rows: Rows, loss_fn: Losses, parts: int = 1) -> None:
         """``parts``: split each batch into this many; one with fewer rows into one per row."""
         self._job = job
-        self._micro_batches = MicroBatches(job, loss_fn, rows)
+        self._micro_batches = MicroBatches(job, loss_fn)
         self._batching = Batching(job, rows, parts)
         self.pass_size = -(-job.data.batch_size // parts)
         """The most rows in one pass."""

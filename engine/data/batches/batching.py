@@ -4,16 +4,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from engine.data.batches.batch import Batch
 from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
-from engine.data.batches.rows import Rows, sizes_of_parts
+from engine.data.batches.rows import MemoryRows, Rows, sizes_of_parts
 from engine.data.columns.ragged import LoadedSequence
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
 
-Batch = dict[str, Tensor]
 Epoch = tuple[Iterator[Batch], Callable[[int], int]]
 """The remaining batches of an epoch, and a function: how many of its rows come before a batch."""
 
@@ -42,7 +41,7 @@ class Batching:
     def epoch(self, epoch: int, first: int) -> Epoch:
         """Yield the micro-batches of an epoch's batches, starting at batch ``first``."""
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
-        if self._buckets is not None:
+        if self._buckets is not None and isinstance(self._rows, MemoryRows):
             cut = self._buckets.epoch(order)
             batches = self._rows.chosen(cut.batches(first), self._parts, trained_in=epoch)
             return batches, cut.rows_before
@@ -99,7 +98,7 @@ def _buckets(data: Data, rows: Rows) -> Buckets | None:
     if wanted is None or data.shuffle.buffer_size is not None:  # a shuffle pool has its own
         return None
     name = bucket_field(wanted, data.fields)
-    field = rows.fields.get(name or "")
+    field = rows.fields.get(name or "") if isinstance(rows, MemoryRows) else None
     if not isinstance(field, LoadedSequence):
         raise SpecFailed("data.bucket_by_length names no sequence that the job reads.")
     try:
@@ -121,9 +120,9 @@ class PaddingCounts:
         self._rows = rows
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def take(self) -> None:
-        """Count the last batch."""
-        for name, lengths_B in self._rows.lengths.items():
+    def count(self, batch: Batch) -> None:
+        """Count the steps of a batch."""
+        for name, lengths_B in batch.lengths.items():
             steps, places = self._counts.get(name, (0, 0))
             widest = max(1, int(lengths_B.max()))
             self._counts[name] = steps + int(lengths_B.sum()), places + widest * len(lengths_B)

@@ -1,11 +1,13 @@
-"""Rows in memory, and the order in which they become batches.
+"""The rows of a source, in memory or read from files, and the order in which they become batches.
 
 The row order is a function of (seed, epoch) only. Depends on torch, not on files or networks. Shape
 suffixes: B = rows of a batch, N = rows of the split.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
+from engine.data.batches.batch import Batch, Taken, numbers_of
 from engine.data.batches.prefetch import Prefetcher
 from engine.data.columns.loaded import LoadedField
 from engine.data.columns.prepared import Prepared
@@ -21,18 +24,94 @@ from engine.data.columns.staging import moved
 
 _EPOCH_STRIDE = 1_000_003
 
-Taken = Tensor | slice
-"""The rows of a batch, by their positions in memory."""
-Made = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""A batch, each field's tensor by name; and the lengths of its sequences in host memory."""
-MadeOf = tuple[Taken, int | None, dict[str, Tensor]]
-"""A batch's rows, the epoch that they were augmented for, and the lengths of its sequences."""
-
-
 Loaded = LoadedField | LoadedSequence
 
 
-class Rows:
+class Rows(ABC):
+    """The rows of one source, as batches."""
+
+    def __init__(
+        self, num_rows: int, device: torch.device, home: torch.device, numbers: Tensor | None
+    ) -> None:
+        """``home``: the device that batches are taken from. ``numbers``: see `numbers`."""
+        self.left_out: dict[str, int] = {}
+        """What was cut off or dropped while reading, in words, and how much of it."""
+        self.prepared: Prepared | None = None
+        """The statistics and vocabularies of the training rows; None: there are none."""
+        self.augmenting: Augmenting | None = None
+        """The augmentation of rows that are trained on; None: there is none."""
+        self.num_rows = num_rows
+        self.device = device
+        self.home = home
+        self._host_numbers = numbers
+        self._numbers = None if numbers is None else numbers.to(home)
+        """Each row's number in the split; None: these are all rows of the split."""
+
+    @abstractmethod
+    def batch(
+        self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
+    ) -> Batch:
+        """Create the batch of some rows.
+
+        ``host_B``: the same rows in host memory, if available. ``trained_in``: the epoch to augment
+        the rows for; None: they are not augmented.
+        """
+
+    @abstractmethod
+    def epoch(
+        self,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        order: tuple[int, int] | None,
+        first: int = 0,
+        parts: int = 1,
+        trained_in: int | None = None,
+    ) -> Iterator[Batch]:
+        """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
+
+        ``first``: the number of batches to skip. ``parts``: the number of micro-batches that each
+        batch is split into. ``trained_in``: as in `batch`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop prefetching."""
+
+    def numbers(self, taken: Taken) -> Tensor:
+        """Return the row numbers, in the split, of a batch."""
+        return numbers_of(taken, self._numbers)
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return the number of batches of all rows."""
+        return -(-self.num_rows // batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """Yield all rows once, in the stored order."""
+        return self.epoch(batch_size, drop_last=False, order=None)
+
+    def spaced(self, num_rows: int) -> tuple[Tensor, Batch]:
+        """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
+        count = min(num_rows, self.num_rows)
+        rows_B = torch.arange(count) * self.num_rows // count
+        return rows_B, self.batch(rows_B.to(self.home), rows_B)
+
+    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
+        """Return the augmentation of each field for rows that are trained on."""
+        if self.augmenting is None or trained_in is None:
+            return {}
+        return self.augmenting.changes(numbers_of(host_B, self._host_numbers), trained_in)
+
+    def longest(self) -> dict[str, int]:
+        """Return the steps of the longest row of each sequence field in memory, at least one."""
+        return {}
+
+    def figures(self) -> dict[str, float]:
+        """Return metrics of the rows in memory, to report while training runs."""
+        return {}
+
+
+class MemoryRows(Rows):
     """The rows of one source with all their fields, in memory."""
 
     def __init__(
@@ -42,94 +121,21 @@ class Rows:
         device: torch.device,
         numbers: Tensor | None = None,
     ) -> None:
-        self.left_out: dict[str, int] = {}
-        """What was cut off or dropped while reading, in words, and how much of it."""
-        self.prepared: Prepared | None = None
-        """The statistics and vocabularies of the training rows; None: there are none."""
-        self.augmenting: Augmenting | None = None
-        """The augmentation of rows that are trained on; None: there is none."""
+        home = next(iter(fields.values())).values.device if fields else device
+        super().__init__(num_rows, device, home, numbers)
         self.fields = fields
-        self.num_rows = num_rows
-        self.device = device
-        self.ahead: Prefetcher[Made] = Prefetcher()
+        self.ahead: Prefetcher[Batch] = Prefetcher()
         """Prefetches the batches of an epoch."""
-        self.lengths: dict[str, Tensor] = {}
-        """The row lengths of the last batch, by field, in host memory."""
-        self._taken: Taken = slice(0, 0)
-        self._trained_in: int | None = None
-        self.home = next(iter(fields.values())).values.device if fields else device
-        """The device that batches are taken from."""
-        self._host_numbers = numbers
-        self._numbers = None if numbers is None else numbers.to(self.home)
-        """Each row's number in the split; None: these are all rows of the split."""
-
-    @property
-    def newest(self) -> Tensor:
-        """The row numbers, in the split, of the last batch."""
-        return self.numbers(self._taken)
-
-    @property
-    def taken(self) -> Taken:
-        """The rows of the last batch: pass them to `again` to create it once more."""
-        return self._taken
-
-    @property
-    def trained_in(self) -> int | None:
-        """The epoch that the last batch was augmented for; None: it was not augmented."""
-        return self._trained_in
-
-    @property
-    def newest_made(self) -> MadeOf:
-        """What the last batch was created from. It can be set, to that of an earlier batch."""
-        return self._taken, self._trained_in, self.lengths
-
-    @newest_made.setter
-    def newest_made(self, made_of: MadeOf) -> None:
-        self._taken, self._trained_in, self.lengths = made_of
-
-    def numbers(self, taken: Taken) -> Tensor:
-        """Return the row numbers, in the split, of a batch."""
-        if self._numbers is not None:
-            return self._numbers[taken]
-        return torch.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
-
-    def num_batches(self, batch_size: int) -> int:
-        """Return the number of batches of all rows."""
-        return -(-self.num_rows // batch_size)
-
-    def in_order(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
-        """Yield all rows once, in the stored order."""
-        return self.epoch(batch_size, drop_last=False, order=None)
 
     def batch(
-        self,
-        rows_B: Tensor | slice,
-        host_B: Tensor | slice | None = None,
-        trained_in: int | None = None,
-    ) -> dict[str, Tensor]:
-        """Create one batch: each field's tensor by name, and the lengths of sequences.
-
-        ``host_B``: the same rows in host memory, if available. ``trained_in``: the epoch to augment
-        the rows for; None: they are not augmented.
-        """
-        self._taken, self._trained_in = rows_B, trained_in
+        self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
+    ) -> Batch:
+        """Create the batch of some rows."""
         if host_B is None:
             host_B = rows_B.cpu() if isinstance(rows_B, Tensor) else rows_B
-        made, self.lengths = self._make(rows_B, host_B, trained_in)
-        return made
-
-    def again(self, taken: Taken, trained_in: int | None = None) -> dict[str, Tensor]:
-        """Create a batch once more, without changing what the last batch is."""
-        before = self.newest_made
-        batch = self.batch(taken, None, trained_in)
-        self.newest_made = before
-        return batch
-
-    def spaced(self, num_rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
-        count = min(num_rows, self.num_rows)
-        rows_B = torch.arange(count) * self.num_rows // count
-        return rows_B, self.batch(rows_B.to(self.home), rows_B)
+        changes = self.changes(host_B, trained_in)
+        tensors, lengths = tensors_of(self.fields, rows_B, host_B, self.device, changes)
+        return Batch(tensors, lengths, rows_B, trained_in, self._numbers)
 
     def epoch(
         self,
@@ -140,12 +146,8 @@ class Rows:
         first: int = 0,
         parts: int = 1,
         trained_in: int | None = None,
-    ) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
-
-        ``first``: the number of batches to skip. ``parts``: the number of micro-batches that each
-        batch is split into. ``trained_in``: as in `batch`.
-        """
+    ) -> Iterator[Batch]:
+        """Yield the batches of one epoch."""
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
         cuts = (
@@ -161,7 +163,7 @@ class Rows:
 
     def chosen(
         self, batches: Iterable[Tensor], parts: int = 1, trained_in: int | None = None
-    ) -> Iterator[dict[str, Tensor]]:
+    ) -> Iterator[Batch]:
         """Yield batches of the given rows, which are in host memory; the rest as in `epoch`."""
         cuts = (
             host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
@@ -170,52 +172,40 @@ class Rows:
 
     def _each(
         self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
-    ) -> Iterator[dict[str, Tensor]]:
+    ) -> Iterator[Batch]:
         """Yield batches from their rows, and from the same rows in host memory."""
         if not self.ahead.workers:
             for rows_B, host_B in batches:
                 yield self.batch(rows_B, host_B, trained_in)
             return
-        tasks = (
-            (rows_B, lambda rows_B=rows_B, host_B=host_B: self._make(rows_B, host_B, trained_in))
-            for rows_B, host_B in batches
-        )
-        for rows_B, (made, lengths) in self.ahead.each(tasks):
-            self._taken, self._trained_in, self.lengths = rows_B, trained_in, lengths
-            yield made
+        tasks = ((None, partial(self.batch, *rows, trained_in)) for rows in batches)
+        for _, batch in self.ahead.each(tasks):
+            yield batch
 
-    def _make(self, rows_B: Taken, host_B: Taken, trained_in: int | None) -> Made:
-        return batch_of(self.fields, rows_B, host_B, self.device, self.changes(host_B, trained_in))
-
-    def changes(self, host_B: Taken, trained_in: int | None) -> Mapping[str, Change]:
-        """Return the augmentation of each field for rows that are trained on."""
-        if self.augmenting is None or trained_in is None:
-            return {}
-        numbers = self._host_numbers
-        if numbers is not None:
-            numbers_B = numbers[host_B]
-        else:
-            is_run = isinstance(host_B, slice)
-            numbers_B = torch.arange(host_B.start, host_B.stop) if is_run else host_B
-        return self.augmenting.changes(numbers_B, trained_in)
-
-    def figures(self) -> dict[str, float]:
-        """Return metrics of the rows in memory, to report while training runs."""
-        return {}
+    def longest(self) -> dict[str, int]:
+        """Return the steps of the longest row of each sequence field, at least one."""
+        return {
+            name: max(1, int(item.lengths.max()))
+            for name, item in self.fields.items()
+            if isinstance(item, LoadedSequence)
+        }
 
     def close(self) -> None:
         """Stop prefetching."""
         self.ahead.close()
 
 
-def batch_of(
+def tensors_of(
     fields: Mapping[str, Loaded],
-    rows_B: Tensor | slice,
-    host_B: Tensor | slice,
+    rows_B: Taken,
+    host_B: Taken,
     device: torch.device,
     changes: Mapping[str, Change] = MappingProxyType({}),
-) -> Made:
-    """Create a batch; ``host_B``: its rows in host memory, ``changes``: the augmentation."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a batch, and the lengths of its sequences in host memory.
+
+    ``host_B``: its rows in host memory. ``changes``: the augmentation.
+    """
     made: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     for name, item in fields.items():
@@ -264,20 +254,11 @@ def place(
     num_rows: int,
     device: torch.device,
     numbers: Tensor | None = None,
-) -> Rows:
+) -> MemoryRows:
     """Move fields onto the device if they need at most a quarter of its free memory."""
     if device.type == "cuda":
         size = sum(item.nbytes for item in loaded.values())
         if size <= torch.cuda.mem_get_info(device)[0] // 4:
             loaded = {name: item.to(device) for name, item in loaded.items()}
     loaded = {name: item.ready(device) for name, item in loaded.items()}
-    return Rows(loaded, num_rows, device, numbers)
-
-
-def longest_of(rows: Rows) -> dict[str, int]:
-    """Return the steps of the longest row of each sequence field, at least one."""
-    return {
-        name: max(1, int(item.lengths.max()))
-        for name, item in rows.fields.items()
-        if isinstance(item, LoadedSequence)
-    }
+    return MemoryRows(loaded, num_rows, device, numbers)

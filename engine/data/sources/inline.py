@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.batches.rows import Loaded, Rows, place
+from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.fields import BadField
 from engine.data.columns.loaded import LoadedField
 from engine.data.columns.normalization import of_field
@@ -99,7 +99,7 @@ def inline_rows(
     device: torch.device,
     most: int | None = None,
     meaning: ValueMeaning = ValueMeaning(),
-) -> Rows:
+) -> MemoryRows:
     """Read rows given as nested lists; ``scale`` does not apply to them.
 
     ``most``: truncate sequences to this many steps.

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from engine.data.batches.rows import Loaded, Rows, place
+from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.checks import BadRows, without
 from engine.data.columns.dense import DenseReading
 from engine.data.columns.integers import IntegerReading
@@ -34,7 +34,7 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     device: torch.device,
     limit: Sequences = Sequences(),  # noqa: B008 (frozen)
     preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
-) -> Rows:
+) -> MemoryRows:
     """Read the rows of a source, onto the device if they fit well, otherwise into host memory.
 
     Statistics and vocabularies that ``preparing`` lacks are computed from these rows. All of them
@@ -76,7 +76,7 @@ def _load_windows(
     *,
     device: torch.device,
     preparing: Preparing,
-) -> Rows:
+) -> MemoryRows:
     assert preparing.windows is not None  # noqa: S101 (the caller looked)
     reading = WindowReading(preparing.windows, table, source)
     prepared = preparing.known

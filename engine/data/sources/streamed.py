@@ -5,25 +5,24 @@ Training uses them like rows in memory. The contents and the order of batches ar
 reading their rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.data.batches.batch import Batch, Taken
 from engine.data.batches.bucket_pool import BucketDraws
 from engine.data.batches.buckets import Buckets, by_chance
 from engine.data.batches.prefetch import Prefetcher
-from engine.data.batches.rows import Loaded, Rows, Taken, batch_of, divided
+from engine.data.batches.rows import Rows, divided, tensors_of
 from engine.data.batches.shuffle_pool import Draw, Integers, Pool, PoolDraws
 from engine.data.sources.cache import Cache, Drained, Held, Read
 from engine.data.sources.reading import ReadsRows
 from glasshouse.spec import BucketByLength, Shuffle
 
-Batch = dict[str, Tensor]
 Parts = Callable[[Read, Taken], Iterator[Batch]]
 """Creates the micro-batches of a batch from rows that were read."""
 _ALL = slice(None)
@@ -48,9 +47,7 @@ class StreamedRows(Rows):
         ``in_turn``: joined sources are read one after another. ``bucket``: batches have rows of
         similar length, which the reader must know.
         """
-        super().__init__({}, reader.num_rows, torch.device("cpu"), reader.numbers)
-        self.device = device
-        self.fields = cast("Mapping[str, Loaded]", reader.fields)  # for their names
+        super().__init__(reader.num_rows, device, torch.device("cpu"), reader.numbers)
         self.left_out = reader.left_out
         self.prepared = None if reader.prepared.is_empty else reader.prepared
         self._reader = reader
@@ -77,10 +74,6 @@ class StreamedRows(Rows):
     ) -> Batch:
         """Read one batch from the files now."""
         return self._part(trained_in, self._reader.read(self._places(rows_B)), _ALL, rows_B)
-
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Yield all rows once, in the stored order."""
-        return self.epoch(batch_size, drop_last=False, order=None)
 
     def epoch(
         self,
@@ -186,9 +179,8 @@ class StreamedRows(Rows):
     def _part(self, trained_in: int | None, rows: Read, part: slice, taken: Taken) -> Batch:
         ready = {name: item.ready(self.device) for name, item in rows.items()}
         changes = self.changes(taken, trained_in)
-        made, self.lengths = batch_of(ready, part, part, self.device, changes)
-        self._taken, self._trained_in = taken, trained_in
-        return made
+        tensors, lengths = tensors_of(ready, part, part, self.device, changes)
+        return Batch(tensors, lengths, taken, trained_in, self._numbers)
 
     def _places(self, rows_B: Taken) -> Integers:
         if isinstance(rows_B, slice):

@@ -1,59 +1,15 @@
 """Measure the time that watching takes in each step, by probe.
 
-On the CPU the process's clock is used. On CUDA, events on the stream are used: they measure what
-the step itself experiences, which is the kernels of watching and the idle time of the stream while
-those kernels are launched. An event is read after the device has passed it; nothing waits for one.
+Moments are read after the device has passed them; nothing waits for one.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from engine.core.timing import Clock
 from engine.probes.watched.probe import ActiveProbe
-
-
-class HostCostClock:
-    """The process's clock."""
-
-    mark = staticmethod(time.perf_counter_ns)
-
-    def has_passed(self, mark: int) -> bool:
-        """Return True: host marks have always passed."""
-        return True
-
-    def seconds(self, start: int, end: int) -> float:
-        """Return the time between two marks."""
-        return (end - start) / 1e9
-
-
-class DeviceCostClock:
-    """Events on the current CUDA stream."""
-
-    def mark(self) -> Any:
-        """Record an event at the current position in the stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def has_passed(self, mark: Any) -> bool:
-        """Return whether the device has reached the event."""
-        return mark.query()
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the device time between two events that it has passed."""
-        return start.elapsed_time(end) / 1e3
-
-
-CostClock = HostCostClock | DeviceCostClock
-
-
-def clock_of(device: torch.device) -> CostClock:
-    """Return the clock that measures the steps of a device."""
-    return DeviceCostClock() if device.type == "cuda" else HostCostClock()
 
 
 @dataclass(frozen=True)
@@ -87,14 +43,14 @@ class _Step:
 class Meter:
     """Measures watched steps from the start of one to the start of the next."""
 
-    def __init__(self, clock: CostClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._open: _Step | None = None
         self._closed: deque[_Step] = deque()
 
     def begin(self, step: int) -> None:
         """Start a step and close the previous one."""
-        self._open, before = _Step(step, self._clock.mark()), self._open
+        self._open, before = _Step(step, self._clock.moment()), self._open
         if before is not None:
             before.end = self._open.start
             self._closed.append(before)
@@ -118,7 +74,7 @@ class Meter:
 
     def start(self) -> tuple[Any, int]:
         """Start a span of watching."""
-        return self._clock.mark(), len(self._open.spans) if self._open else 0
+        return self._clock.moment(), len(self._open.spans) if self._open else 0
 
     def stop(self, started: tuple[Any, int], shares: Shares) -> None:
         """End a span of watching and assign it to ``shares``; nested spans count separately.
@@ -126,7 +82,7 @@ class Meter:
         With ``shares`` None it is assigned to all probes of the step.
         """
         if self._open is not None:
-            self._open.spans.append((started[0], self._clock.mark(), shares, started[1]))
+            self._open.spans.append((started[0], self._clock.moment(), shares, started[1]))
 
     def take(self) -> Iterator[MeasuredStep]:
         """Yield the closed steps that can be read, each once."""

@@ -1,8 +1,11 @@
 """Layers of transformers, compared with torch's own and with each row alone."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.network.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
 from engine.network.lengths import Lengths
@@ -13,7 +16,7 @@ def by_torch(attention: nn.MultiheadAttention, x, **more):
     return attention(x, x, x, need_weights=False, **more)[0]
 
 
-def projected(attention: nn.MultiheadAttention, own: DotProductAttention, x):
+def projected(attention: nn.MultiheadAttention, own: Callable[..., Tensor], x):
     """torch's layer by hand, with ours inside it."""
     qkv = nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias)
     return attention.out_proj(own(*qkv.chunk(3, dim=2)))
@@ -38,9 +41,8 @@ def test_no_step_attends_to_what_stands_behind_the_end_of_a_row(is_causal):
     own = DotProductAttention(2, is_causal=is_causal)
     x = torch.randn(3, 5, 8)
     counts = [5, 2, 3]
-    own.lengths = Lengths(torch.tensor(counts))
-    together = projected(attention, own, x)
-    own.lengths = None
+    lengths = Lengths(torch.tensor(counts))
+    together = projected(attention, partial(own, lengths=lengths), x)
     for row, count in enumerate(counts):
         alone = projected(attention, own, x[row : row + 1, :count])
         assert torch.allclose(together[row, :count], alone[0], atol=1e-6)
@@ -48,9 +50,8 @@ def test_no_step_attends_to_what_stands_behind_the_end_of_a_row(is_causal):
 
 def test_a_row_without_a_key_gives_zeros_and_no_nan():
     own = DotProductAttention()
-    own.lengths = Lengths(torch.tensor([0, 2]))
     x = torch.randn(2, 3, 4, requires_grad=True)
-    found = own(x, x, x)
+    found = own(x, x, x, lengths=Lengths(torch.tensor([0, 2])))
     assert torch.equal(found[0], torch.zeros(3, 4))
     found.sum().backward()
     assert x.grad is not None
@@ -100,8 +101,7 @@ def test_a_tied_embedding_scores_vectors_by_its_own_entries():
 def test_a_softmax_over_steps_is_that_of_each_row_alone(shape):
     x = torch.randn(shape)
     softmax, counts = SequenceSoftmax(), [5, 2, 0]
-    softmax.lengths = Lengths(torch.tensor(counts))
-    found = softmax(x)
+    found = softmax(x, lengths=Lengths(torch.tensor(counts)))
     for row, count in enumerate(counts):
         assert torch.allclose(found[row, :count], x[row, :count].softmax(dim=0))
         assert not found[row, count:].any()
@@ -110,8 +110,7 @@ def test_a_softmax_over_steps_is_that_of_each_row_alone(shape):
 def test_steps_behind_the_end_become_zeros():
     mask, x = MaskPadding(), torch.randn(3, 4, 2)
     assert mask(x) is x
-    mask.lengths = Lengths(torch.tensor([4, 1, 0]))
-    found = mask(x)
+    found = mask(x, lengths=Lengths(torch.tensor([4, 1, 0])))
     assert torch.equal(found[0], x[0])
     assert torch.equal(found[1, :1], x[1, :1])
     assert not found[1, 1:].any()

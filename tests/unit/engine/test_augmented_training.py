@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.core.spool import read_frames
 from engine.data.augmentation.augmenting import Augmenting
+from engine.data.batches.batch import Batch
 from engine.data.columns.prepared import Preparing
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
@@ -93,10 +94,10 @@ def streamed(table: Path, source: Source = TRAIN, **more: Any) -> StreamedRows:
     return rows
 
 
-def by_number(rows: Any, batches: Iterator[dict[str, Tensor]]) -> dict[int, Tensor]:
+def by_number(batches: Iterator[Batch]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for batch in batches:
-        found |= dict(zip(rows.newest.tolist(), batch["x"], strict=True))
+        found |= dict(zip(batch.row_numbers.tolist(), batch["x"], strict=True))
     return found
 
 
@@ -122,7 +123,7 @@ def test_each_row_of_an_epoch_is_changed_by_its_number_and_not_by_its_batch(tabl
         batches = rows.epoch(
             8, drop_last=False, order=order, first=first, parts=parts, trained_in=1
         )
-        mine = by_number(rows, batches)
+        mine = by_number(batches)
         assert len(mine) == rows.num_rows - 8 * first
         assert all(torch.equal(by_hand[number], item) for number, item in mine.items())
     rows.close()
@@ -134,10 +135,8 @@ def test_a_batch_once_more_is_as_it_was_trained_on_and_other_epochs_are_others(m
     seen: list[Tensor] = []
     for epoch in (0, 1):
         for batch in rows.epoch(16, drop_last=False, order=(SEED, 0), trained_in=epoch):
-            taken, epoch_of_it = rows.taken, rows.trained_in
-            other = rows.again(torch.arange(3))
-            assert torch.equal(other["x"], rows.batch(torch.arange(3))["x"])
-            again = rows.again(taken, epoch_of_it)
+            assert batch.trained_in == epoch
+            again = rows.batch(batch.taken, trained_in=batch.trained_in)
             assert torch.equal(again["x"], batch["x"])
             seen.append(batch["x"])
     assert not torch.equal(seen[0], seen[len(seen) // 2])

@@ -148,9 +148,9 @@ def test_lengths_and_rows_are_those_of_memory(lists, name, limit, fraction):
     rows = StreamedRows(reader, CPU, shuffle=shuffle, bucket=BucketByLength(field=name), workers=2)
     spreads: list[int] = []
     for batch in rows.epoch(8, drop_last=True, order=(3, 1)):
-        same = memory.batch(rows.taken)
+        same = memory.batch(batch.taken)
         assert all(torch.equal(batch[key], same[key]) for key in same)
-        spreads.append(int(rows.lengths[name].max() - rows.lengths[name].min()))
+        spreads.append(int(batch.lengths[name].max() - batch.lengths[name].min()))
     assert len(spreads) == rows.num_rows // 8
     assert np.mean(spreads) < 18
     rows.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -108,6 +109,25 @@ def test_resuming_holds_the_state_of_the_optimizer_once(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert 128 < int(done.stdout) / 1024 < 160
+
+
+def test_the_library_reads_what_is_saved_with_its_metadata(tmp_path):
+    tensors = {
+        "turned": torch.arange(6.0).reshape(2, 3).t(),
+        "half": torch.arange(3, dtype=torch.bfloat16),
+        "complex": torch.randn(2, dtype=torch.complex64),
+        "none": torch.empty(0, 4),
+        "flag": torch.tensor(True),
+    }
+    names = {"fc/classes": '["é", "b"]'}
+    safetensors_writer.save_tensors(tmp_path / "x.safetensors", tensors, names)
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, item in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (item.dtype, item.shape)
+        assert torch.equal(found[name], item)
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == names
 
 
 def test_tensors_are_read_into_memory_of_their_own(tmp_path):

@@ -133,9 +133,9 @@ def test_files_teach_what_memory_teaches_bit_for_bit(table, limit, fraction):
     for name in mine:
         assert torch.equal(mine[name], theirs[name]), name
     for batch in rows.epoch(8, drop_last=False, order=(1, 0)):
-        expected = memory.batch(rows.taken)
+        expected = memory.batch(batch.taken)
         assert batch.keys() == expected.keys()
-        assert torch.equal(rows.newest, memory.newest)
+        assert torch.equal(batch.row_numbers, expected.row_numbers)
         for name in batch:
             assert torch.equal(batch[name], expected[name]), name
     rows.close()
@@ -150,7 +150,7 @@ def test_bytes_are_normalized_as_in_memory(tmp_path):
     wanted = {"image": Normalize(type="standard")}
     memory, rows = both(table, fields, Source(dataset="d"), normalize=wanted)
     for batch in rows.in_order(8):
-        assert torch.equal(batch["image"], memory.batch(rows.taken)["image"])
+        assert torch.equal(batch["image"], memory.batch(batch.taken)["image"])
     assert abs(float(rows.batch(slice(0, 50))["image"].mean())) < 1e-6
 
 

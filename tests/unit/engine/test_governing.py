@@ -208,11 +208,11 @@ class Ticks:
         self.now = 0.0
         self.passed = math.inf
 
-    def mark(self):
+    def moment(self):
         return self.now
 
-    def has_passed(self, mark):
-        return mark <= self.passed
+    def has_passed(self, moment):
+        return moment <= self.passed
 
     def seconds(self, start, end):
         assert self.has_passed(end)

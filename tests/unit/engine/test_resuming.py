@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint import checkpoint
 from engine.core.spool import read_frames
-from engine.data.batches.rows import Rows
+from engine.data.batches.rows import MemoryRows
 from engine.data.columns.loaded import LoadedField
 from engine.process import rank
 from engine.process.rank import Assignment
@@ -408,9 +408,9 @@ def test_other_threads_are_allowed_and_reported(digits, tmp_path, whole, capfd):
 # --- the order of the rows -----------------------------------------------------------------------
 
 
-def _rows(num: int) -> Rows:
+def _rows(num: int) -> MemoryRows:
     field = LoadedField(torch.arange(num), is_integer=True)
-    return Rows({"id": field}, num, torch.device("cpu"))
+    return MemoryRows({"id": field}, num, torch.device("cpu"))
 
 
 def test_batches_draw_from_no_generator_but_their_own():

@@ -11,12 +11,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine.core.tensor_names import input_leaves
 from engine.data.batches.rows import shuffled
 from engine.data.columns.ragged import LoadedSequence, RaggedColumn
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
+from engine.network.lengths import Lengths
 from engine.network.network import Network
-from engine.network.recurrent import AWARE, Lengths
+from engine.network.recurrent import AWARE
 from engine.plan.step_memory import LiveBytes
 from engine.process.planner import answer
 from glasshouse.errors import DataFailed
@@ -101,7 +103,7 @@ def test_a_fraction_takes_its_rows_and_only_their_steps(table):
     numbers = shuffled(len(TEXTS), 0, 0)  # any order: the rows are found by number
     assert sorted(numbers.tolist()) == list(range(12))
     batch = next(iter(rows.in_order(12)))
-    taken = rows.newest.tolist()
+    taken = batch.row_numbers.tolist()
     assert len(taken) == 6
     assert batch["ids.lengths"].tolist() == [len(TEXTS[i]) for i in taken]
     field = rows.fields["ids"]
@@ -170,7 +172,7 @@ def test_long_rows_are_dropped_with_all_their_fields(table):
     batch = next(iter(rows.in_order(100)))
     assert batch["ids"].tolist() == [[6, 0], [6, 2], [2, 8], [3, 0], [9, 9]]
     assert batch["label"].tolist() == [1, 0, 0, 1, 0]
-    assert rows.newest.tolist() == [1, 5, 8, 10, 11]
+    assert batch.row_numbers.tolist() == [1, 5, 8, 10, 11]
     assert rows.left_out == {"rows longer than max_length 2 of split 'all'": 7}
     with pytest.raises(DataFailed, match="has no rows that are short enough"):
         loaded(
@@ -234,10 +236,9 @@ def test_a_recurrent_layer_gives_what_each_row_gives_alone(kind, args, states):
     begin = [torch.randn(num_states, 4, 5) for _ in range(parts)] if states else None
     x = _padded(rows, 7.0).requires_grad_()
     lengths = torch.tensor([4, 1, 6, 3])
-    layer.lengths = Lengths(lengths)
     hx = None if begin is None else (tuple(begin) if kind == "LSTM" else begin[0])
     given = x if args["batch_first"] else x.transpose(0, 1)
-    output, state = layer(given, hx)
+    output, state = layer(given, hx, lengths=Lengths(lengths))
     output = output if args["batch_first"] else output.transpose(0, 1)
     got = state if isinstance(state, tuple) else (state,)
     for number, row in enumerate(rows):
@@ -260,14 +261,15 @@ def test_a_recurrent_layer_gives_what_each_row_gives_alone(kind, args, states):
 def test_a_row_without_a_step_keeps_its_state(kind):
     layer = AWARE[kind](2, 3, batch_first=True)
     x = torch.randn(3, 4, 2)
-    layer.lengths = Lengths(torch.tensor([2, 0, 4]))
-    output, state = layer(x)
+    lengths = Lengths(torch.tensor([2, 0, 4]))
+    output, state = layer(x, lengths=lengths)
     assert (output[1] == 0).all()
     for part in state if isinstance(state, tuple) else (state,):
         assert (part[:, 1] == 0).all()
         assert (part[:, 0] != 0).all()
     begin = torch.randn(1, 3, 3)
-    _, state = layer(x, (begin, begin) if kind == "LSTM" else begin)
+    hx = (begin, begin) if kind == "LSTM" else begin
+    _, state = layer(x, hx, lengths=lengths)
     for part in state if isinstance(state, tuple) else (state,):
         assert torch.equal(part[:, 1], begin[:, 1])
 
@@ -309,6 +311,11 @@ def test_few_steps_that_are_run_count_for_the_memory_of_all():
     assert calls[16] == pytest.approx(calls[10_000], rel=0.03)
 
 
+def test_lengths_are_no_input_tensor_that_a_probe_sees():
+    x, lengths = torch.zeros(2, 3, 4), Lengths(torch.tensor([1, 3]), torch.tensor([1, 3]))
+    assert [name for name, _ in input_leaves("gru", (x,), {"lengths": lengths})] == ["gru"]
+
+
 def test_without_lengths_they_are_torchs_own_layers():
     for kind in ("RNN", "LSTM", "GRU"):
         layer, plain = AWARE[kind](2, 3), getattr(nn, kind)(2, 3)
@@ -339,8 +346,7 @@ def test_a_pool_gives_what_each_row_gives_alone(mode, width):
         pool(torch.stack([rows[0], rows[0]]))[1], BY_HAND[mode](rows[0])
     ) or mode in ("average", "sqrt_n", "sum")
     padded = _padded([*rows, rows[0][:0]])
-    pool.lengths = Lengths(torch.tensor([4, 1, 6, 3, 0]))
-    pooled = pool(padded)
+    pooled = pool(padded, lengths=Lengths(torch.tensor([4, 1, 6, 3, 0])))
     expected = torch.stack([BY_HAND[mode](row) for row in rows])
     torch.testing.assert_close(pooled[:4], expected)
     assert (pooled[4] == 0).all()
@@ -357,8 +363,8 @@ def test_a_bag_leaves_out_what_a_row_is_padded_with(mode, last):
     args = {"num_embeddings": 10, "embedding_dim": 3, "mode": mode, "include_last_offset": last}
     bag = AWARE["EmbeddingBag"](**args)
     rows = [torch.tensor(row, dtype=torch.int64) for row in [[3, 0, 4], [6], [], [5, 5]]]
-    bag.lengths = Lengths(torch.tensor([len(row) for row in rows]))
-    got = bag(pad_sequence(rows, batch_first=True))
+    lengths = Lengths(torch.tensor([len(row) for row in rows]))
+    got = bag(pad_sequence(rows, batch_first=True), lengths=lengths)
     for number, row in enumerate(rows):
         values = bag.weight[row]
         if not len(row):
@@ -378,10 +384,10 @@ def test_rows_of_one_length_are_summed_as_beside_a_longer_one(mode, last):
     bag = AWARE["EmbeddingBag"](**args)
     ids, more = torch.tensor([[3, 0, 4], [6, 6, 1]]), torch.tensor([[5, 2, 7, 8]])
     weights = [torch.randn(3, 4)] if mode == "sum" else []
-    bag.lengths = Lengths(torch.tensor([3, 3]))
-    short = bag(ids, *(x[:2, :3] for x in weights))
-    bag.lengths = Lengths(torch.tensor([3, 3, 4]))
-    beside = bag(torch.cat([F.pad(ids, (0, 1)), more]), *weights)
+    lengths = Lengths(torch.tensor([3, 3]))
+    short = bag(ids, *(x[:2, :3] for x in weights), lengths=lengths)
+    lengths = Lengths(torch.tensor([3, 3, 4]))
+    beside = bag(torch.cat([F.pad(ids, (0, 1)), more]), *weights, lengths=lengths)
     assert torch.equal(short, beside[:2])
     gradients = [torch.autograd.grad(x[:2].sum(), bag.weight)[0] for x in (short, beside)]
     torch.testing.assert_close(*gradients)
@@ -398,7 +404,7 @@ def test_a_bag_without_lengths_is_torchs_own():
     assert torch.equal(bag(flat, offsets), plain(flat, offsets))
 
 
-def test_a_shared_layer_gets_the_lengths_of_each_call():
+def test_a_shared_layer_takes_the_lengths_of_each_call():
     graph = Graph(
         layers=(
             Layer(name="a", type="SequencePool", args={"mode": "sum"}, inputs=("x",), lengths="n"),
@@ -410,7 +416,7 @@ def test_a_shared_layer_gets_the_lengths_of_each_call():
     values = network({"x": x, "n": torch.tensor([1, 2]), "m": torch.tensor([3, 4])})
     assert values["a"].tolist() == [1, 2]
     assert values["b"].tolist() == [3, 4]
-    assert network.layers["a"].lengths is None
+    assert network.layers["a"](x).tolist() == [4, 4]
 
 
 def _loaded(is_integer: bool, **more: Any) -> LoadedSequence:

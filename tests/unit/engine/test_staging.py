@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.data.batches.rows import batch_of
+from engine.data.batches.rows import tensors_of
 from engine.data.columns import staging
 from engine.data.columns.ragged import LoadedSequence, in_memory
 from engine.data.columns.staging import gathered, moved
@@ -107,7 +107,7 @@ def test_every_copy_of_a_batch_of_sequences_is_from_pinned_memory(
     item, device = SEQUENCES[name], torch.device("meta")
     rows_B = torch.tensor(rows)
     with monkeypatch.context() as patch, Copies(patch, device) as copies:
-        made, _ = batch_of({"x": item}, rows_B, rows_B, device)
+        made, _ = tensors_of({"x": item}, rows_B, rows_B, device)
     assert made["x"].device == made["x.lengths"].device == device
     assert len(copies.copied) >= 2  # values, lengths; and the padding, where there is some
     addresses = {tensor.data_ptr() for tensor in copies.pinned}

@@ -97,12 +97,12 @@ def test_windows_and_vocabulary_are_those_of_a_text_in_memory(text, kind, fracti
     for order, first in (((3, 0), 0), ((3, 1), 1), (None, 0)):
         seen: list[int] = []
         for batch in rows.epoch(8, drop_last=False, order=order, first=first):
-            expected = memory.batch(rows.taken)
+            expected = memory.batch(batch.taken)
             assert {n: t.dtype for n, t in batch.items()} == {
                 n: t.dtype for n, t in expected.items()
             }
             assert all(torch.equal(batch[name], expected[name]) for name in expected)
-            seen += rows.newest.tolist()
+            seen += batch.row_numbers.tolist()
         assert len(set(seen)) == rows.num_rows - 8 * first
     rows.close()
 

@@ -128,12 +128,13 @@ def test_batches_are_those_that_memory_gives_for_the_same_rows(lists, kind, work
     assert (rows.num_rows, rows.left_out) == (memory.num_rows, memory.left_out)
     for order in ((3, 0), (3, 1), None):
         for batch in rows.epoch(8, drop_last=False, order=order):
-            taken = rows.taken
-            same(batch, memory.batch(taken))
-            assert torch.equal(rows.newest, memory.newest)
-            lengths = rows.lengths
-            same(rows.again(taken), batch)
-            assert rows.lengths is lengths
+            expected = memory.batch(batch.taken)
+            same(batch, expected)
+            assert torch.equal(batch.row_numbers, expected.row_numbers)
+            assert batch.lengths.keys() == expected.lengths.keys()
+            for name, lengths_B in expected.lengths.items():
+                assert torch.equal(batch.lengths[name], lengths_B)
+            same(rows.batch(batch.taken), batch)
     numbers, spaced = rows.spaced(5)
     assert torch.equal(numbers, memory.spaced(5)[0])
     same(spaced, memory.spaced(5)[1])
@@ -145,7 +146,7 @@ def test_columns_of_images_are_those_that_memory_gives(digits):
     memory = load(source, DIGIT_FIELDS, Table(digits), seed=0, device=CPU)
     rows = streamed(digits, DIGIT_FIELDS, source, buffer_size=64, min_buffer_size=40)
     for batch in rows.epoch(32, drop_last=True, order=(1, 2), first=3):
-        same(batch, memory.batch(rows.taken))
+        same(batch, memory.batch(batch.taken))
     for one, other in zip(rows.in_order(70), memory.in_order(70), strict=True):
         same(one, other)
 
@@ -379,8 +380,8 @@ def test_a_cache_reads_each_row_once_and_then_shuffles_all_of_them(lists, monkey
     for epoch in range(3):
         taken = []
         for batch in rows.epoch(8, drop_last=False, order=(5, epoch)):
-            same(batch, memory.batch(rows.taken))
-            taken.append(rows.taken.tolist())
+            same(batch, memory.batch(batch.taken))
+            taken.append(batch.taken.tolist())
         expected = shuffled(61, 5, epoch).split(8)
         later = [part.tolist() for part in expected]
         assert taken == (later if epoch else drawn(pool, seed=5))
@@ -399,7 +400,7 @@ def test_a_row_that_was_read_before_its_turn_is_kept_once(lists):
     next(rows.in_order(30))
     assert rows.figures()["data/pool_rows"] == 30
     for batch in rows.epoch(8, drop_last=False, order=(5, 0)):
-        same(batch, memory.batch(rows.taken))
+        same(batch, memory.batch(batch.taken))
     assert rows.figures()["data/pool_rows"] == 61
     there = [row for kept in rows._cache.store._lists.values() for row in kept]
     expected = sum(row.nbytes + 128 for row in there) + 61 * (2 * 4 + 8)
@@ -411,7 +412,7 @@ def test_a_cache_that_begins_in_a_later_epoch_reads_all_rows_first(lists):
     memory = load(Source(dataset="d"), LIST_FIELDS, Table(lists), seed=3, device=CPU)
     rows = cached(lists, LIST_FIELDS, buffer_size=20)
     for batch in rows.epoch(8, drop_last=False, order=(5, 2), first=4):
-        same(batch, memory.batch(rows.taken))
+        same(batch, memory.batch(batch.taken))
     rows.close()
 
 

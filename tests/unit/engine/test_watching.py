@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.core.readback import Readback
+from engine.data.batches.batch import Batch
 from engine.network.layers import LayerFailed
 from engine.network.network import Network
 from engine.probes.probe_set import Probes
@@ -27,6 +28,7 @@ from tests.unit.engine.making import captured, cnn, losses, of_type, planned, ru
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]
 EVERY_KIND = [*KINDS, "input", "update", "optim_state"]
+BATCH = Batch({"x": torch.ones(5, 2, 4)}, {}, slice(0, 5))
 
 
 def probe(**changes):
@@ -183,8 +185,8 @@ def _small(probes: list[dict], out_dir: Path, emit):
 
 
 def _step(network, probes, step):
-    with probes.at(step):
-        network({"x": torch.ones(5, 2, 4)})["fc"].sum().backward()
+    with probes.at(step, BATCH):
+        network(BATCH)["fc"].sum().backward()
 
 
 def _num_hooks(network):
@@ -212,7 +214,7 @@ def test_leaves_of_a_tuple_have_names_and_the_layer_means_the_first(tmp_path):
 def test_hooks_exist_on_due_steps_only_and_none_remain(tmp_path):
     network, probes = _small([{"layers": ["*"], "kinds": KINDS, "at": [1, 4]}], tmp_path, print)
     for step in range(6):
-        with probes.at(step):
+        with probes.at(step, BATCH):
             assert bool(_num_hooks(network)) == (step in {1, 4})
         assert _num_hooks(network) == 0
 
@@ -235,9 +237,9 @@ def test_hooks_go_when_another_probe_looks_and_when_the_job_ends(tmp_path):
     network, probes = _small([one, two], tmp_path, print)
     counts = []
     for step in range(4):
-        with probes.at(step):
+        with probes.at(step, BATCH):
             counts.append(_num_hooks(network))
-            network({"x": torch.ones(5, 2, 4)})["fc"].sum().backward()
+            network(BATCH)["fc"].sum().backward()
     assert counts == [2, 1, 2, 1]
     probes.close()
     assert _num_hooks(network) == 0
@@ -245,7 +247,7 @@ def test_hooks_go_when_another_probe_looks_and_when_the_job_ends(tmp_path):
 
 def test_hooks_go_when_the_step_fails(tmp_path):
     network, probes = _small([{"layers": ["*"], "kinds": KINDS, "every": 1}], tmp_path, print)
-    with pytest.raises(LayerFailed), probes.at(0):
+    with pytest.raises(LayerFailed), probes.at(0, BATCH):
         network({})
     assert _num_hooks(network) == 0
 

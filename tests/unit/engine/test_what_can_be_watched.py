@@ -1,12 +1,14 @@
 """What a probe may ask for: names inside layers, sparse gradients, the loss, and refusals."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.data.batches.rows import Rows
+from engine.data.batches.rows import MemoryRows
 from engine.data.sources.joined import source_rows
 from engine.losses.loss_sums import Term
 from engine.probes.statistics.summarize import summarize
@@ -212,9 +214,12 @@ def test_the_rows_of_a_batch_are_those_of_the_split(digits, tmp_path):
     assert kept[0, "loss.rows", "output"].dtype == torch.int64
 
 
-def test_rows_in_their_stored_order_have_numbers_too():
-    rows = Rows({}, 10, torch.device("cpu"))
-    numbers = [rows.newest.tolist() for _ in rows.in_order(4)]
+def test_a_batch_keeps_the_numbers_of_its_rows_when_later_ones_are_made():
+    rows = MemoryRows({}, 10, torch.device("cpu"))
+    batches = list(rows.in_order(4))
+    numbers = [batch.row_numbers.tolist() for batch in batches]
+    with pytest.raises(FrozenInstanceError):
+        batches[0].taken = slice(0, 1)  # type: ignore[misc]
     assert numbers == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
