@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from engine.core.timing import PARTS
+from engine.datasets.formats import formats
 from glasshouse.client.callbacks import Callback
 from glasshouse.spec import data, guards, metrics, preprocessing, probes, training
 from glasshouse.spec.augmentation import Augment
@@ -53,7 +54,7 @@ def choices(model: Any, field: str) -> set[str]:
 
 
 LISTS: dict[str, tuple[str, str, set[str]]] = {
-    "formats": ("concepts/datasets.md", "| `format` |", {*data.FORMATS, *data.BUILTINS}),
+    "formats": ("concepts/datasets.md", "| `format` |", {*formats(), *data.BUILTINS}),
     "types of fields": ("concepts/datasets.md", "| `type` | column |", tags(data.Field)),
     "normalizations": (
         "concepts/datasets.md",
