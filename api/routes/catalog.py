@@ -14,8 +14,8 @@ from api.schemas.views import BASE
 from api.streaming.waiting import MAX_WAIT_S
 from engine.datasets import formats
 from glasshouse.events import EVENT_TYPES
-from glasshouse.spec import TensorKind
 from glasshouse.spec.data import BUILTINS
+from glasshouse.spec.tensor_kinds import TENSOR_KINDS
 
 router = APIRouter(prefix=BASE, tags=["service"])
 VERSION = "0.1.0"
@@ -42,7 +42,7 @@ async def get_service(app_state: AppStateDep, caller: Read) -> Response:
                 "builtin_datasets": list(BUILTINS),
                 "catalog": [name for name in SECTIONS if name not in UNFILLED],
                 "event_types": list(EVENT_TYPES),
-                "tensor_kinds": list(TensorKind.__args__),
+                "tensor_kinds": list(TENSOR_KINDS),
             },
             "limits": {
                 "max_json_bytes": settings.max_json_bytes,

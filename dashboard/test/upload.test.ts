@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { formatOf } from "../src/views/datasets/upload";
+import { formatOf } from "../src/views/datasets/formats";
 
 const FORMATS = [{ name: "idx.zip", suffixes: [".idx.zip", ".zip"] }, { name: "images.zip", suffixes: [".images.zip"] }, { name: "idx", suffixes: [".idx", "-ubyte"] }, { name: "none" }];
 

@@ -8,6 +8,7 @@ from glasshouse.cli import output, references
 from glasshouse.cli.jobs import JobId
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Probe
+from glasshouse.spec.tensor_kinds import LISTED
 
 
 def probe(  # noqa: PLR0913 (each is a field of a probe)
@@ -18,10 +19,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option(
-            help="output, input, output_grad, param, param_grad, update, optim_state; "
-            "comma-separated or repeated."
-        ),
+        typer.Option(help=f"{LISTED}; comma-separated or repeated."),
     ] = None,
     every: Annotated[int | None, typer.Option(help="Observe every n-th step. Default: 1.")] = None,
     at: Annotated[list[int] | None, typer.Option(help="Observe this step; repeatable.")] = None,

@@ -14,6 +14,7 @@ from glasshouse.spec import data, guards, metrics, preprocessing, probes, traini
 from glasshouse.spec.augmentation import Augment
 from glasshouse.spec.network import Layer
 from glasshouse.spec.presets import PRESETS
+from glasshouse.spec.tensor_kinds import TENSOR_KINDS, TensorKind
 from models.access.quotas import NAMES
 from models.jobs import endings
 from models.settings import Settings
@@ -53,6 +54,10 @@ def choices(model: Any, field: str) -> set[str]:
     return set(get_args(model.model_fields[field].annotation))
 
 
+def test_the_type_and_the_table_have_the_same_kinds_of_tensors():
+    assert [*TENSOR_KINDS] == [*get_args(TensorKind)]
+
+
 LISTS: dict[str, tuple[str, str, set[str]]] = {
     "formats": ("concepts/datasets.md", "| `format` |", {*formats(), *data.BUILTINS}),
     "types of fields": ("concepts/datasets.md", "| `type` | column |", tags(data.Field)),
@@ -65,7 +70,7 @@ LISTS: dict[str, tuple[str, str, set[str]]] = {
     "windows": ("concepts/datasets.md", "| `type` | columns |", tags(preprocessing.Windows)),
     "metrics": ("concepts/derived.md", "| type | of | what |", {*metrics.OWN}),
     "presets": ("concepts/presets.md", "| preset |", {*PRESETS}),
-    "kinds of tensors": ("concepts/watching.md", "| kind |", {*get_args(probes.TensorKind)}),
+    "kinds of tensors": ("concepts/watching.md", "| kind |", {*TENSOR_KINDS}),
     "forms": ("concepts/watching.md", "| form |", {*get_args(probes.Form)}),
     "averages": (
         "concepts/training.md",

@@ -4,19 +4,23 @@ A temporary folder is what ``pip install`` would fill: a package, and the metada
 points. Only the service's processes have it on their path; client and command line do not.
 """
 
+import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import httpx2
 import pytest
 
 import glasshouse as gh
 from glasshouse import plugins
+from glasshouse.cli import probes, results
+from glasshouse.client import statistics
+from glasshouse.spec.tensor_kinds import LISTED, TENSOR_KINDS
 from tests.running import Api, running_api
 
 ROOT = Path(__file__).parents[2]
@@ -225,6 +229,27 @@ def test_a_layer_and_a_loss_are_in_the_catalog_and_in_a_plan(http: httpx2.Client
     refused = http.post("/api/v1/plan", json=spec)
     assert refused.status_code == 422
     assert refused.json()["errors"][0]["pointer"] == "/network/layers/1/args/factors"
+
+
+def test_every_kind_of_tensor_is_where_users_choose_one(http: httpx2.Client):
+    assert http.get("/api/v1/").json()["capabilities"]["tensor_kinds"] == [*TENSOR_KINDS]
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["Probe"]["properties"]["kinds"]["items"]["enum"] == [*TENSOR_KINDS]
+    assert get_args(statistics.Kind) == (*TENSOR_KINDS,)
+    told = inspect.getdoc(gh.Job.probe) or ""
+    form = (ROOT / "dashboard/src/views/inside/kinds.ts").read_text()
+    for kind in TENSOR_KINDS:
+        assert f"``{kind}``" in told
+        assert f"  {kind}: " in form
+    for command in (probes.probe, results.layers):
+        texts = [getattr(one, "help", "") or "" for one in options_of(command)]
+        assert any(LISTED in text for text in texts), command
+
+
+def options_of(command: Callable[..., Any]) -> list[Any]:
+    """What typer is told about each argument of a command."""
+    hints = get_type_hints(command, include_extras=True).values()
+    return [part for hint in hints for part in getattr(hint, "__metadata__", ())]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import type { Dataset } from "../../api/types";
 import { bytes, percent } from "../../format";
 import { ProblemBox } from "../../ui/state";
 import { notify, toast } from "../../ui/toast";
+import { formatOf, type Known } from "./formats";
 
-/** An entry of `GET /catalog/datasets`: a built-in dataset, or a file format with its options. */
-interface Known { name: string; kind: "builtin" | "format"; suffixes?: string[]; schema: { properties: Record<string, unknown> } }
 interface Sending { name: string; sent: number; size: number; stop(): void }
 
 export function Upload() {
@@ -90,13 +89,6 @@ function Progress({ name, sent, size, stop }: Sending) {
       <button type="button" onClick={stop}>Cancel</button>
     </div>
   );
-}
-
-/** The format with the longest suffix that the name has: `.images.zip` before `.zip`. Empty if none. */
-export function formatOf(name: string, formats: readonly Pick<Known, "name" | "suffixes">[]): string {
-  const lower = name.toLowerCase();
-  const fitting = formats.flatMap((one) => (one.suffixes ?? []).filter((suffix) => lower.endsWith(suffix)).map((suffix) => ({ name: one.name, suffix })));
-  return fitting.sort((a, b) => b.suffix.length - a.suffix.length)[0]?.name ?? "";
 }
 
 /** XMLHttpRequest reports upload progress, fetch does not. The browser streams the file. */
