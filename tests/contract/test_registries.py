@@ -17,9 +17,11 @@ import httpx2
 import pytest
 
 import glasshouse as gh
+from engine.data.augmentation.augmenting import APPLIED
 from glasshouse import plugins
 from glasshouse.cli import probes, results
 from glasshouse.client import statistics
+from glasshouse.spec import augmentation
 from glasshouse.spec.tensor_kinds import LISTED, TENSOR_KINDS
 from tests.running import Api, running_api
 
@@ -244,6 +246,15 @@ def test_every_kind_of_tensor_is_where_users_choose_one(http: httpx2.Client):
     for command in (probes.probe, results.layers):
         texts = [getattr(one, "help", "") or "" for one in options_of(command)]
         assert any(LISTED in text for text in texts), command
+
+
+def test_every_augmentation_of_the_spec_is_applied_described_and_in_the_schema(http: httpx2.Client):
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    offered = schemas["DenseField"]["properties"]["augment"]["items"]["discriminator"]["mapping"]
+    page = (ROOT / "docs/reference/spec.md").read_text()
+    assert {*offered} == {*APPLIED}
+    assert {*offered} <= {model.__name__ for model in augmentation.MODELS}
+    assert all(f"## {model.__name__}\n" in page for model in augmentation.MODELS)
 
 
 def options_of(command: Callable[..., Any]) -> list[Any]:
