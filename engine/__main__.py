@@ -26,6 +26,7 @@ from engine.checkpoint.checkpoint import read_state
 from engine.checkpoint.retention import CheckpointRetention
 from engine.core.problems import SpecProblems
 from engine.core.spool import SpoolWriter
+from engine.datasets import formats
 from engine.plan.plan import parse_spec, plan
 from engine.process import rank
 from engine.process.hardening import check_torch
@@ -40,20 +41,6 @@ from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.labels import text_labels, with_values
 from glasshouse.unpickling import seal_pickle
 
-_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".npz": "npz",
-    ".npy": "npy",
-    ".idx": "idx",
-    ".idx.gz": "idx.gz",
-    ".idx.zip": "idx.zip",
-    ".json.gz": "mnist.json.gz",
-    ".txt": "text",
-    ".images.zip": "images.zip",
-}
 _TELL_S = 0.5
 _ONE_PROCESS = "halve_batch takes a new process, which the service starts; here choose fail"
 
@@ -134,12 +121,13 @@ def _ingest(dataset: str, out: Path) -> Path:
         return path
     command = [sys.executable, "-m", "engine.datasets.ingest", "--out", str(out)]
     if path.is_file():
-        names = [suffix for suffix in _FORMATS if path.name.endswith(suffix)]
-        if not names:
-            raise SpecRefused(
-                f"{dataset}: the format is not known by its name; known: {[*_FORMATS]}"
+        form = formats.inferred(path.name)
+        if form is None:
+            known = ", ".join(
+                suffix for one in formats.formats().values() for suffix in one.suffixes
             )
-        command += ["--format", _FORMATS[max(names, key=len)], "--source", str(path)]
+            raise SpecRefused(f"{dataset}: the format is not known by its name; known: {known}")
+        command += ["--format", form, "--source", str(path)]
     else:
         command += ["--builtin", dataset]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a list

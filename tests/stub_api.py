@@ -13,9 +13,16 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine.datasets import formats
 from glasshouse import Client, Job, jsonio
 
 Serve = Callable[[Sequence[Route]], str]
+
+
+CATALOG = Route(
+    "/api/v1/catalog/datasets",
+    lambda _: Response(jsonio.dumps({"entries": formats.catalog()})),
+)
 
 
 class Server:
@@ -43,7 +50,7 @@ class Server:
             time.sleep(0.002)
 
     def serve(self, routes: Sequence[Route]) -> str:
-        self._app = Starlette(routes=list(routes))
+        self._app = Starlette(routes=[*routes, CATALOG])
         return self.url
 
     def close(self) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from glasshouse.errors import LayerNotFound
+from glasshouse.spec.tensor_kinds import OF_LAYERS
 from models.tables import Job
 
-KINDS = ("output", "input", "output_grad", "param", "param_grad", "update", "optim_state")
 _LOSS = ("loss", "loss.samples", "loss.rows")
 
 
@@ -23,7 +23,7 @@ def tensor_name(job: Job, layer: str, kind: str) -> str:
     if layer in names:
         return layer
     inside = [name for name in names if name.startswith((f"{layer}.", f"{layer}:"))]
-    if kind in ("output", "output_grad", "input"):
+    if kind in OF_LAYERS:
         leaves = [name for name in inside if _is_leaf(name, layer)]
         if leaves:
             return leaves[0]

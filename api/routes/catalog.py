@@ -1,6 +1,7 @@
 """Describe the service and list what its engine supports."""
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api.app_state import AppStateDep
@@ -11,9 +12,10 @@ from api.planning.planner import SECTIONS, UNFILLED
 from api.schemas import documents
 from api.schemas.views import BASE
 from api.streaming.waiting import MAX_WAIT_S
+from engine.datasets import formats
 from glasshouse.events import EVENT_TYPES
-from glasshouse.spec import TensorKind
-from glasshouse.spec.data import BUILTINS, FORMATS
+from glasshouse.spec.data import BUILTINS
+from glasshouse.spec.tensor_kinds import TENSOR_KINDS
 
 router = APIRouter(prefix=BASE, tags=["service"])
 VERSION = "0.1.0"
@@ -36,11 +38,11 @@ async def get_service(app_state: AppStateDep, caller: Read) -> Response:
             "capabilities": {
                 "kinds": ["train", "infer"],
                 "networks": ["graph", "preset"],
-                "dataset_formats": list(FORMATS),
+                "dataset_formats": list(formats.formats()),
                 "builtin_datasets": list(BUILTINS),
                 "catalog": [name for name in SECTIONS if name not in UNFILLED],
                 "event_types": list(EVENT_TYPES),
-                "tensor_kinds": list(TensorKind.__args__),
+                "tensor_kinds": list(TENSOR_KINDS),
             },
             "limits": {
                 "max_json_bytes": settings.max_json_bytes,
@@ -70,7 +72,14 @@ async def get_service(app_state: AppStateDep, caller: Read) -> Response:
     responses=documents.answers(200, documents.Catalog, 401, 404, 503),
 )
 async def get_catalog(app_state: AppStateDep, caller: Read, section: str) -> Response:
-    """Layers, losses, optimizers and so on, each with a JSON Schema of its arguments."""
+    """Layers, losses, optimizers and so on, each with a JSON Schema of its arguments.
+
+    `datasets`: the built-in datasets, and the file formats with their `suffixes`, `media_types` and
+    options of `POST /datasets`.
+    """
     del caller
-    entries = await app_state.planner.catalog(section)
+    if section == "datasets":  # needs no torch
+        entries = await run_in_threadpool(formats.catalog)
+    else:
+        entries = await app_state.planner.catalog(section)
     return Json({"object": "catalog", "section": section, "entries": entries})

@@ -13,7 +13,6 @@ from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, bad_parameter, check_match, etag, page_of, tagged
 from api.http.bodies import Body, described
-from api.routes.catalog import FORMATS
 from api.schemas import documents
 from api.schemas.views import BASE, dataset_json
 from api.streaming import waiting
@@ -21,10 +20,11 @@ from api.submission import idempotent
 from api.submission.idempotent import OnceKey
 from api.uploads import unsafe
 from api.uploads.receiving import UploadName, declared_bytes
+from engine.datasets import formats
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset
 from glasshouse.ids import new_id
-from glasshouse.spec.data import IMAGES, SIZE, TABLES
+from glasshouse.spec.data import SIZE
 from models.access import quotas
 from models.access.idempotency import Answer
 from models.database import Transaction
@@ -55,14 +55,27 @@ _UPLOAD["requestBody"]["content"]["application/octet-stream"] = {
 }
 
 
-Format = Annotated[str | None, Query(max_length=40, description=f"One of {', '.join(FORMATS)}.")]
+def _named(option: str) -> str:
+    """Return the formats with an option, for a message."""
+    return " and ".join(formats.having(option))
+
+
+Format = Annotated[
+    str | None,
+    Query(
+        max_length=formats.MAX_NAME_LENGTH,
+        description=f"One of {', '.join(formats.formats())}. Default: inferred from the "
+        "`Content-Type`, or else from the end of `name`; `GET /catalog/datasets` says how.",
+    ),
+]
 Resize = Annotated[
-    str | None, Query(pattern=SIZE, description=f"For {IMAGES}: height x width, such as 32x32.")
+    str | None,
+    Query(pattern=SIZE, description=f"For {_named('resize')}: height x width, such as 32x32."),
 ]
 Header = Annotated[
     bool | None,
     Query(
-        description=f"For {' and '.join(TABLES)}: whether the first row names the columns. "
+        description=f"For {_named('header')}: whether the first row names the columns. "
         "Default: the service detects it and reports a guess in the dataset's `notes`."
     ),
 ]
@@ -95,6 +108,7 @@ async def create_dataset(  # noqa: PLR0913, PLR0917 (each a parameter of the req
     """
     if bodies.media_type(request) == "application/json":
         return await _create_builtin(request, app_state, caller, key, name)
+    format = format or formats.inferred(name, bodies.media_type(request))  # noqa: A001
     format = _checked(format, resize, header)  # noqa: A001
     await run_in_threadpool(_admit, app_state, caller, declared_bytes(request))
     dataset_id = new_id("ds")
@@ -133,15 +147,16 @@ def _checked(
 ) -> str:
     """Check the format and the options that depend on it, and return the format."""
     unsafe.refuse_name(format)
-    if format not in FORMATS:
+    known = formats.formats().get(format or "")
+    if known is None:
         shown = "is missing" if format is None else f"may not be {format[:40]!r}"
-        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(FORMATS)}")
-    if resize is not None and format != IMAGES:
-        raise bad_parameter("resize", f"it is for the format {IMAGES} only; leave it out")
-    if header is not None and format not in TABLES:
-        tables = " and ".join(TABLES)
-        raise bad_parameter("header", f"it is for the formats {tables} only; leave it out")
-    return format
+        raise bad_parameter("format", f"it {shown}; the formats are {', '.join(formats.formats())}")
+    for option, value in (("resize", resize), ("header", header)):
+        if value is not None and option not in known.options:
+            several = "s" if len(formats.having(option)) > 1 else ""
+            detail = f"it is for the format{several} {_named(option)} only; leave it out"
+            raise bad_parameter(option, detail)
+    return known.name
 
 
 async def _create_builtin(

@@ -22,12 +22,13 @@ from api.http.answers import (
 )
 from api.http.attempts import OfAttempt
 from api.rendering import pictures, slices, tensors
-from api.rendering.tensor_names import KINDS, tensor_name
+from api.rendering.tensor_names import tensor_name
 from api.rendering.tensors import Array, TensorBody
 from api.routes.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
 from glasshouse.errors import ArtifactNotFound, InvalidRequest
+from glasshouse.spec.tensor_kinds import LISTED, OF_LAYERS, TENSOR_KINDS
 from models.jobs import jobs
 from models.observations import captures, stats
 from models.observations.stats import STATISTICS, Newest
@@ -40,8 +41,6 @@ FORMATS = {
     "application/vnd.safetensors": "safetensors",
     "image/png": "png",
 }
-_OF_BATCHES = ("output", "input", "output_grad")
-"""Kinds whose first axis is the batch."""
 _MEDIA = {name: media for media, name in FORMATS.items()}
 MAX_TENSORS = 200
 _SHOWN = (
@@ -253,7 +252,7 @@ def _bytes_of(
 ) -> Response:
     part = _part(whole, slice)
     if chosen == "png":
-        return _picture(part, headers, has_batch=slice is None and capture.kind in _OF_BATCHES)
+        return _picture(part, headers, has_batch=slice is None and capture.kind in OF_LAYERS)
     title = {"step": str(capture.step), "layer": capture.layer, "kind": capture.kind}
     body = tensors.npy(part) if chosen == "npy" else tensors.safetensors({"tensor": part}, title)
     return _streamed(body, chosen, headers)
@@ -273,8 +272,8 @@ def check_kind(kind: str) -> None:
     Raises:
         InvalidRequest: It is not.
     """
-    if kind not in KINDS:
-        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {', '.join(KINDS)}.")
+    if kind not in TENSOR_KINDS:
+        raise InvalidRequest(f"{kind!r} is not a kind of tensor; the kinds are {LISTED}.")
 
 
 def _digest(*texts: str) -> str:

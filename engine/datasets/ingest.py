@@ -13,23 +13,19 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from engine.datasets.readers.delimited import read_delimited
+from engine.datasets.formats import formats, having
 from engine.datasets.readers.digits import write_digits
-from engine.datasets.readers.idx import read_idx, read_idx_gz, read_idx_zip
-from engine.datasets.readers.jsonl import read_jsonl
-from engine.datasets.readers.mnist_json import read_mnist_json
-from engine.datasets.readers.npz import read_npy, read_npz
-from engine.datasets.readers.text import read_text
+from engine.datasets.reading import ReadOptions
 from engine.datasets.writer import DatasetWriter, sync_directory
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset, ServiceError, StorageFull
-from glasshouse.spec.data import BUILTINS, FORMATS, IMAGES, TABLES, size_of
+from glasshouse.spec.data import BUILTINS, size_of
 from glasshouse.unpickling import refuse_unpickling
 
 MAX_MEMORY_BYTES = 2 << 30
@@ -73,7 +69,8 @@ def ingest(
             _write_builtin(name, writer)
         else:
             _check_regular(source)
-            _read(source, name, writer, max_out_bytes, resize=resize, header=header)
+            options = ReadOptions(max_out_bytes, header=header, resize=resize)
+            _read(source, name, writer, options)
         meta = writer.finish()
         temporary.rename(out)
         sync_directory(out.parent)
@@ -94,56 +91,19 @@ def _write_builtin(name: str, writer: DatasetWriter) -> None:
     write_digits(writer)
 
 
-def _read(
-    source: Path,
-    name: str,
-    writer: DatasetWriter,
-    max_bytes: int,
-    *,
-    resize: tuple[int, int] | None,
-    header: bool | None,
-) -> None:
-    if resize is not None and name != IMAGES:
-        raise InvalidDataset(f"resize is for {IMAGES} only, and the format is {name}: leave it out")
-    if header is not None and name not in TABLES:
-        tables = " and ".join(TABLES)
-        raise InvalidDataset(f"header is for {tables} only, and the format is {name}: leave it out")
-    if name == IMAGES:
-        from engine.datasets.readers.images import read_images  # noqa: PLC0415 (a large library)
-
-        read_images(source, writer, max_bytes=max_bytes, resize=resize)
-    elif name in TABLES:
-        read_delimited(source, writer, delimiter=TABLES[name], header=header)
-    elif name in _READERS:
-        _READERS[name](source, writer)
-    elif name in _ARCHIVES:
-        _ARCHIVES[name](source, writer, max_bytes=max_bytes)
-    else:
+def _read(source: Path, name: str, writer: DatasetWriter, options: ReadOptions) -> None:
+    found = formats().get(name)
+    if found is None:
         raise InvalidDataset(
-            f"{name!r} is not a format that can be read; the formats are {', '.join(FORMATS)}"
+            f"{name!r} is not a format that can be read; the formats are {', '.join(formats())}"
         )
-
-
-def _read_parquet(source: Path, writer: DatasetWriter) -> None:
-    from engine.datasets.readers.parquet import read_parquet  # noqa: PLC0415 (a large library)
-
-    read_parquet(source, writer)
-
-
-_READERS: dict[str, Callable[[Path, DatasetWriter], None]] = {
-    "jsonl": read_jsonl,
-    "parquet": _read_parquet,
-    "npy": read_npy,
-    "idx": read_idx,
-    "idx.gz": read_idx_gz,
-    "text": read_text,
-}
-_ARCHIVES: dict[str, Callable[..., None]] = {
-    "npz": read_npz,
-    "idx.zip": read_idx_zip,
-    "mnist.json.gz": read_mnist_json,
-}
-"""These unpack, and get a limit for the unpacked size."""
+    for option, value in (("resize", options.resize), ("header", options.header)):
+        if value is not None and option not in found.options:
+            others = " and ".join(having(option))
+            raise InvalidDataset(
+                f"{option} is for {others} only, and the format is {name}: leave it out"
+            )
+    found.read(source, writer, options)
 
 
 def _check_regular(source: Path) -> None:
@@ -221,8 +181,8 @@ def _problem(code: str, detail: str) -> dict[str, Any]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.datasets.ingest", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--format", choices=FORMATS)
-    what.add_argument("--builtin", choices=BUILTINS)
+    what.add_argument("--format", choices=[*formats()])
+    what.add_argument("--builtin", choices=[*BUILTINS])
     parser.add_argument("--source", type=Path, help="the uploaded file")
     parser.add_argument("--out", type=Path, required=True, help="the directory to make")
     parser.add_argument(

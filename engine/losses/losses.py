@@ -19,10 +19,12 @@ from engine.core import arguments
 from engine.core.precision import dtype_name, in_float32
 from engine.core.problems import one
 from engine.core.tensor_names import host_lengths_of
+from engine.losses import own_losses
 from engine.losses.loss_sums import LossSums, StepPart, Term
 from engine.network.layers import LayerFailed
 from engine.network.lengths import Lengths
 from engine.network.shapes import FieldShape, tiny
+from glasshouse import plugins
 from glasshouse.spec import Loss, TrainJob
 from glasshouse.suggestions import did_you_mean
 
@@ -33,7 +35,25 @@ _CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 
 @cache
 def loss_classes() -> dict[str, type[nn.Module]]:
-    """Return every torch.nn loss, by name."""
+    """Return every loss, by name: torch.nn's, and others."""
+    return dict(sorted((_torch_losses() | other_losses()).items()))
+
+
+@cache
+def other_losses() -> dict[str, type[nn.Module]]:
+    """Return the losses that torch does not have: our own, and those of installed packages.
+
+    Raises:
+        PluginError: an installed package registers a loss that cannot be used.
+    """
+    own: dict[str, type[nn.Module]] = {}
+    for module in plugins.modules_of(own_losses):
+        own |= getattr(module, "LOSSES", {})
+    return own | plugins.installed_classes("glasshouse.losses", nn.Module, {*own, *_torch_losses()})
+
+
+@cache
+def _torch_losses() -> dict[str, type[nn.Module]]:
     return {
         name: cls
         for name, cls in sorted(vars(nn).items())

@@ -1,4 +1,4 @@
-"""Find the types of layers by name: torch.nn's classes, our own and the listed functions."""
+"""Find the types of layers by name: torch.nn's classes, our own, installed ones and functions."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,8 +12,11 @@ from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 from engine.core import arguments
 from engine.core.arguments import Parameter
 from engine.core.problems import one
+from engine.network import own_layers
 from engine.network.functions import FUNCTIONS, Function
-from engine.network.recurrent import AWARE, OURS
+from engine.network.lengths import TakesLengths
+from engine.network.recurrent import REPLACED
+from glasshouse import plugins
 from glasshouse.suggestions import did_you_mean
 
 _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNNCellBase)
@@ -21,13 +24,38 @@ _NOT_LAYERS = (nn.DataParallel, nn.SyncBatchNorm, nn.RNNBase, nn.modules.rnn.RNN
 
 @cache
 def layer_classes() -> dict[str, type[nn.Module]]:
-    """Return every torch.nn class that a graph may use, and our own, by name."""
-    found = {
+    """Return every class of a layer that a graph may use, by name: torch.nn's, and others."""
+    return dict(sorted((_torch_layers() | other_layers()).items()))
+
+
+@cache
+def other_layers() -> dict[str, type[nn.Module]]:
+    """Return the layers that torch does not have: our own, and those of installed packages.
+
+    Raises:
+        PluginError: an installed package registers a layer that cannot be used.
+    """
+    own: dict[str, type[nn.Module]] = {}
+    for module in plugins.modules_of(own_layers):
+        own |= getattr(module, "LAYERS", {})
+    known = {*own, *FUNCTIONS, *_torch_layers()}
+    return own | plugins.installed_classes("glasshouse.layers", nn.Module, known)
+
+
+@cache
+def layers_with_lengths() -> dict[str, type[Any]]:
+    """Return the layers that can use lengths, as they are built."""
+    others = {k: cls for k, cls in other_layers().items() if issubclass(cls, TakesLengths)}
+    return REPLACED | others
+
+
+@cache
+def _torch_layers() -> dict[str, type[nn.Module]]:
+    return {
         name: cls
         for name, cls in vars(nn).items()
         if isinstance(cls, type) and issubclass(cls, nn.Module) and _is_layer(name, cls)
     }
-    return dict(sorted((found | OURS).items()))
 
 
 def _is_layer(name: str, cls: type[nn.Module]) -> bool:
@@ -73,10 +101,10 @@ def build_layer(layer_type: str, args: Mapping[str, Any], *, trainable: bool = T
     """Build one layer from arguments that have been checked and converted."""
     if layer_type in FUNCTIONS:
         return Function(layer_type, dict(args))
-    module = (AWARE.get(layer_type) or layer_classes()[layer_type])(**args)
+    module = (REPLACED.get(layer_type) or layer_classes()[layer_type])(**args)
     return module if trainable else module.requires_grad_(False)
 
 
 def takes_lengths(layer_type: str) -> bool:
     """Whether layers of this type use row lengths to tell steps from padding."""
-    return layer_type in AWARE
+    return layer_type in layers_with_lengths()

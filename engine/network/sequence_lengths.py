@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import lengths_of, root
-from engine.network.layer_types import takes_lengths
-from engine.network.recurrent import AWARE
+from engine.network.layer_types import layers_with_lengths, takes_lengths
+from engine.network.recurrent import REPLACED
 from engine.network.shapes import FieldShape, Trace, TracedLayer, trace
 
-_RECURRENT = {name for name, cls in AWARE.items() if issubclass(cls, nn.RNNBase)}
+_RECURRENT = {name for name, cls in REPLACED.items() if issubclass(cls, nn.RNNBase)}
 
 
 def assign_lengths(
@@ -141,7 +141,7 @@ def _check_asked(
     layer, name = item.layer, str(item.layer.lengths)
     if not takes_lengths(layer.type):
         detail = f"layer {layer.name!r}: {layer.type} takes no lengths; these do: "
-        findings.problem(pointer, detail + ", ".join(sorted(AWARE)), "no_lengths")
+        findings.problem(pointer, detail + ", ".join(sorted(layers_with_lengths())), "no_lengths")
         return
     if layer.lengths is False:
         return
@@ -162,7 +162,7 @@ class _Axes:
     """A layer's input in both traces."""
 
     def __init__(self, item: TracedLayer, traced: Trace, longer: Trace) -> None:
-        counted = AWARE[item.layer.type].counted_input
+        counted = layers_with_lengths()[item.layer.type].counted_input
         name = (item.layer.inputs or ("",))[counted]
         self.before, self.after = traced.values[name], longer.values[name]
         is_first = item.layer.type in _RECURRENT and not item.layer.args.get("batch_first")

@@ -20,12 +20,12 @@ from engine.core.arguments import Parameter
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import leaves, lengths_of, root, values_of
-from engine.network.attention import PositionEmbedding, TiedEmbedding
 from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording
 from engine.network.functions import FUNCTIONS, num_inputs
 from engine.network.layer_types import build_layer, layer_like, layer_parameters
 from engine.network.layers import call, cut
 from engine.network.network import inputs_of, parameter_counts
+from engine.network.own_layers.attention import PositionEmbedding, TiedEmbedding
 from glasshouse.spec import Graph, Layer
 
 _TINY_ELEMENTS = 2_000_000

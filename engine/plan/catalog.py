@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from engine.core import arguments
-from engine.losses.losses import loss_classes
+from engine.datasets import formats
+from engine.losses.losses import loss_classes, other_losses
 from engine.metrics.torch_metrics import metric_classes, metric_parameters
 from engine.network.functions import FUNCTIONS, num_inputs
-from engine.network.layer_types import layer_classes, layer_parameters
-from engine.network.recurrent import OURS
+from engine.network.layer_types import layer_classes, layer_parameters, other_layers
 from engine.network.shapes import INFERRED
 from engine.optim.lr_schedulers import scheduler_classes, scheduler_parameters
 from engine.optim.optimizers import optimizer_classes
@@ -38,7 +38,7 @@ def section(name: str) -> list[dict[str, Any]]:
         "optimizers": _optimizers,
         "schedulers": _schedulers,
         "metrics": _metrics,
-        "datasets": _datasets,
+        "datasets": formats.catalog,
         "rules": list,
     }
     if name not in makers:
@@ -55,8 +55,7 @@ def _layers() -> list[dict[str, Any]]:
             summary = (FUNCTIONS[name].__doc__ or "").splitlines()[0]
             inputs = {"min": least, "max": most}
         else:
-            own = OURS.get(name)
-            summary = _in_words(name, known) if own is None else (own.__doc__ or "").splitlines()[0]
+            summary = _summary(name, known, other_layers().get(name))
             inputs = _module_inputs(layer_classes()[name])
         found.append(_entry(name, summary, known, inputs))
     return found
@@ -83,7 +82,7 @@ def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:
 
 def _losses() -> list[dict[str, Any]]:
     return [
-        _entry(name, _in_words(name, known), known, _module_inputs(cls))
+        _entry(name, _summary(name, known, other_losses().get(name)), known, _module_inputs(cls))
         for name, cls in loss_classes().items()
         for known in [arguments.parameters(cls)]
     ]
@@ -141,15 +140,12 @@ def _metrics() -> list[dict[str, Any]]:
     ]
 
 
-def _datasets() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": "digits",
-            "summary": "1,797 handwritten digits of 8 x 8 pixels, as scikit-learn ships them.",
-            "schema": {"type": "object", "properties": {}, "required": []},
-            "inputs": None,
-        }
-    ]
+def _summary(
+    name: str, known: dict[str, arguments.Parameter], other: type[nn.Module] | None
+) -> str:
+    """Return the first line of the docstring of a class that torch does not have, or its name."""
+    lines = [] if other is None else (other.__doc__ or name).strip().splitlines()
+    return lines[0] if lines else _in_words(name, known)
 
 
 def _in_words(name: str, known: dict[str, arguments.Parameter], owner: str = "torch's") -> str:

@@ -55,15 +55,22 @@ def layers(context: typer.Context, incomplete: str) -> Offers:
     yield from _offers(f"/jobs/{context.params.get('job')}/layers", incomplete, "name")
 
 
-def _offers(path: str, incomplete: str, key: str = "id") -> Offers:
+def formats(incomplete: str) -> Offers:
+    """The file formats of datasets."""
+    yield from _offers("/catalog/datasets", incomplete, "name", "entries")
+
+
+def _offers(path: str, incomplete: str, key: str = "id", of: str = "data") -> Offers:
     """The entries of one page of a list, each with a description."""
     found: list[dict[str, Any]] = []
     with (
         suppress(GlasshouseError, OSError, ValueError),
         Client(timeout=WITHIN_S, max_retries=0) as client,
     ):
-        found = client.request("GET", f"/api/v1{path}", params={"limit": MOST}).json()["data"]
+        found = client.request("GET", f"/api/v1{path}", params={"limit": MOST}).json()[of]
     for entry in found:
-        if entry[key].startswith(incomplete):
-            words = (entry.get(word) for word in ("state", "type", "name") if word != key)
+        if entry[key].startswith(incomplete) and entry.get("kind") != "builtin":
+            words = (
+                entry.get(word) for word in ("state", "type", "name", "summary") if word != key
+            )
             yield entry[key], " ".join(str(word) for word in words if word)

@@ -38,7 +38,11 @@ def upload(
     file: Annotated[Path, typer.Argument(help="The file, or 'digits' for the built-in one.")],
     name: Annotated[str | None, typer.Option(help="Default: the file name.")] = None,
     format: Annotated[  # noqa: A002 - the API's word
-        str | None, typer.Option(help="Default: inferred from the file name.")
+        str | None,
+        typer.Option(
+            help="Default: inferred from the file name; `glasshouse datasets formats` lists them.",
+            autocompletion=completion.formats,
+        ),
     ] = None,
     resize: Annotated[
         str | None, typer.Option(metavar="HxW", help="Resize images to height x width, e.g. 32x32.")
@@ -67,6 +71,18 @@ def upload(
         output.line(dataset.id)
         output.tell(f"{_rows(dataset)} rows")
         tell_notes(dataset)
+
+
+@app.command(cls=Command)
+def formats(json: Json = False) -> None:
+    """List the file formats, with the ends of file names by which they are inferred."""
+    with Client() as client:
+        found = [one for one in client.catalog.get("datasets") if one.get("kind") == "format"]
+    if json:
+        output.document(found)
+        return
+    rows = ([one["name"], " ".join(one["suffixes"]), one["summary"]] for one in found)
+    output.table(["format", "file names", "what it is"], rows, short={"what it is"})
 
 
 @app.command(cls=Command)

@@ -8,16 +8,14 @@ from glasshouse.cli import output, references
 from glasshouse.cli.jobs import JobId
 from glasshouse.cli.output import Json
 from glasshouse.client import Client, Probe
+from glasshouse.spec.tensor_kinds import LISTED
 
 Layers = Annotated[
     list[str] | None, typer.Option(help="A glob over layers and parameters; repeatable.")
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option(
-        help="output, input, output_grad, param, param_grad, update, optim_state; "
-        "comma-separated or repeated."
-    ),
+    typer.Option(help=f"{LISTED}; comma-separated or repeated."),
 ]
 Every = Annotated[int | None, typer.Option(help="Observe every n-th step. Default: 1.")]
 At = Annotated[list[int] | None, typer.Option(help="Observe this step; repeatable.")]

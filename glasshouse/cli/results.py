@@ -19,6 +19,7 @@ from glasshouse.client.sources import first_split
 from glasshouse.client.statistics import LayerStats
 from glasshouse.client.tables import TABLES, write_table
 from glasshouse.client.tensors import Array, read_outputs, write_tensors
+from glasshouse.spec.tensor_kinds import LISTED
 
 Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Write to .npy, .npz or .safetensors.")
@@ -90,10 +91,7 @@ def layers(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="The kind of captured tensor: output, input, output_grad, param, param_grad, "
-            "update or optim_state. Default: output."
-        ),
+        typer.Option(help=f"The kind of captured tensor: {LISTED}. Default: output."),
     ] = None,
     step: Annotated[
         str | None, typer.Option(help="The step of the captured tensor. Default: latest.")

@@ -1,27 +1,10 @@
 """Files to upload: their formats and their content in chunks."""
 
 import hashlib
-from collections.abc import Generator
-from typing import IO
+from collections.abc import Generator, Mapping, Sequence
+from typing import IO, Any
 
 CHUNK_BYTES = 1 << 18
-
-_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".npz": "npz",
-    ".npy": "npy",
-    ".json.gz": "mnist.json.gz",
-    ".idx": "idx",
-    "-ubyte": "idx",
-    ".idx.gz": "idx.gz",
-    "-ubyte.gz": "idx.gz",
-    ".zip": "idx.zip",
-    ".images.zip": "images.zip",
-    ".txt": "text",
-}
 
 
 def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
@@ -34,18 +17,31 @@ def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
         yield chunk
 
 
-def format_of(name: str) -> str:
+def format_of(name: str, entries: Sequence[Mapping[str, Any]], *, resizing: bool = False) -> str:
     """Infer the format of a dataset from a file name.
+
+    Args:
+        name: the file name. The longest suffix decides.
+        entries: the section ``datasets`` of the catalog.
+        resizing: take a format whose files can be resized instead, whatever the name.
 
     Raises:
         ValueError: the suffix is unknown.
     """
+    formats = [entry for entry in entries if entry.get("kind") == "format"]
+    if resizing:
+        return next(one["name"] for one in formats if "resize" in one["schema"]["properties"])
     lowered = name.lower()
-    for suffix in sorted(_FORMATS, key=len, reverse=True):
-        if lowered.endswith(suffix):
-            return _FORMATS[suffix]
-    known = ", ".join(sorted(set(_FORMATS.values())))
-    raise ValueError(f"the format of {name!r} is unknown; set format= to one of {known}")
+    fitting = [
+        (len(suffix), one["name"])
+        for one in formats
+        for suffix in one["suffixes"]
+        if lowered.endswith(suffix)
+    ]
+    if not fitting:
+        known = ", ".join(one["name"] for one in formats)
+        raise ValueError(f"the format of {name!r} is unknown; set format= to one of {known}")
+    return max(fitting)[1]
 
 
 def sha256_of(file: IO[bytes]) -> str:

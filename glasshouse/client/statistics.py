@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from glasshouse.client.frames import Library, frame
 from glasshouse.client.series import Floats, Steps, floats
 from glasshouse.client.tensors import Array, as_torch
+from glasshouse.spec.tensor_kinds import TensorKind
 from glasshouse.suggestions import did_you_mean
 
-Kind = Literal["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
+Kind = TensorKind
 Step = int | Literal["latest"]
 Phase = Literal["train", "evaluate"]
 

@@ -43,8 +43,9 @@ from glasshouse.spec.preprocessing import (
     Windows,
 )
 from glasshouse.spec.presets import Preset
-from glasshouse.spec.probes import Form, Probe, TensorKind
+from glasshouse.spec.probes import Form, Probe
 from glasshouse.spec.strict import Args, Spec
+from glasshouse.spec.tensor_kinds import TensorKind
 from glasshouse.spec.training import (
     Average,
     Checkpoint,

@@ -4,7 +4,7 @@ Transforms that change the shape of an image are not supported. Pixel values are
 ``scale`` and before ``normalize``.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field as Constraint
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -249,3 +249,11 @@ Augment = Annotated[
     | GaussianNoise,
     Constraint(discriminator="type"),
 ]
+MODELS: tuple[type[Spec], ...] = tuple(
+    dict.fromkeys(
+        model
+        for transform in get_args(get_args(Augment)[0])
+        for model in (transform, transform.model_fields["args"].annotation)
+    )
+)
+"""The transforms of `Augment`, each followed by its arguments."""

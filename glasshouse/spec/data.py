@@ -20,16 +20,10 @@ from glasshouse.spec.preprocessing import (
 )
 from glasshouse.spec.strict import Name, Spec, WrongAt, check_at_most_one, repeated
 
-IMAGES = "images.zip"
-FORMATS = (
-    *("csv", "tsv", "jsonl", "parquet", "npz", "npy"),
-    *("idx", "idx.gz", "idx.zip", "mnist.json.gz", "text", IMAGES),
-)
-"""The file formats of datasets."""
-TABLES = {"csv": ",", "tsv": "\t"}
-"""Text table formats with an optional header row, and their cell separators."""
-BUILTINS = ("digits",)
-"""Datasets that are included with the service."""
+BUILTINS = {
+    "digits": "1,797 handwritten digits of 8 x 8 pixels, as scikit-learn ships them.",
+}
+"""Datasets that are included with the service, with their summaries."""
 SIZE = r"^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$"
 """A height and a width in pixels, as in ``32x48``."""
 

@@ -6,13 +6,14 @@ from pydantic import AfterValidator, PositiveInt, model_validator
 from pydantic import Field as Constraint
 
 from glasshouse.spec.strict import Args, Spec, TorchName, WrongAt
+from glasshouse.spec.tensor_kinds import TENSOR_KINDS
 from glasshouse.suggestions import did_you_mean
 
 Watched = Annotated[
     str,
     Constraint(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}(\.[A-Za-z0-9_]{1,64}){0,8}"
-        r"(/(output|output_grad|param|param_grad|update))?$"
+        rf"(/({'|'.join(kind for kind, it in TENSOR_KINDS.items() if it.in_metrics)}))?$"
     ),
 ]
 """A data field, or a layer or leaf (its output); or a name with a kind: ``fc/output_grad``,

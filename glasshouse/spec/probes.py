@@ -7,13 +7,11 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validat
 
 from glasshouse.slices import MAX_CHARACTERS, read
 from glasshouse.spec.strict import Spec, WrongAt, check_exactly_one
+from glasshouse.spec.tensor_kinds import TensorKind
 
 Form = Literal["stats", "histogram", "quantiles", "full", "sample"]
 SAMPLE_BYTES = 65_536
 """The default of ``max_bytes`` for ``sample``."""
-TensorKind = Literal[
-    "output", "input", "output_grad", "param", "param_grad", "update", "optim_state"
-]
 MAX_FULL_BYTES = 256 * 2**20
 """Maximum size of the whole tensors that all probes of a job capture in one step."""
 DEFAULT_MAX_OVERHEAD = 0.03

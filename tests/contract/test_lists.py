@@ -8,11 +8,13 @@ from typing import Any, get_args
 import pytest
 
 from engine.core.timing import PARTS
+from engine.datasets.formats import formats
 from glasshouse.client.callbacks import Callback
 from glasshouse.spec import data, guards, metrics, preprocessing, probes, training
 from glasshouse.spec.augmentation import Augment
 from glasshouse.spec.network import Layer
 from glasshouse.spec.presets import PRESETS
+from glasshouse.spec.tensor_kinds import TENSOR_KINDS, TensorKind
 from models.access.quotas import NAMES
 from models.jobs import endings
 from models.settings import Settings
@@ -52,8 +54,12 @@ def choices(model: Any, field: str) -> set[str]:
     return set(get_args(model.model_fields[field].annotation))
 
 
+def test_the_type_and_the_table_have_the_same_kinds_of_tensors():
+    assert [*TENSOR_KINDS] == [*get_args(TensorKind)]
+
+
 LISTS: dict[str, tuple[str, str, set[str]]] = {
-    "formats": ("concepts/datasets.md", "| `format` |", {*data.FORMATS, *data.BUILTINS}),
+    "formats": ("concepts/datasets.md", "| `format` |", {*formats(), *data.BUILTINS}),
     "types of fields": ("concepts/datasets.md", "| `type` | column |", tags(data.Field)),
     "normalizations": (
         "concepts/datasets.md",
@@ -64,7 +70,7 @@ LISTS: dict[str, tuple[str, str, set[str]]] = {
     "windows": ("concepts/datasets.md", "| `type` | columns |", tags(preprocessing.Windows)),
     "metrics": ("concepts/derived.md", "| type | of | what |", {*metrics.OWN}),
     "presets": ("concepts/presets.md", "| preset |", {*PRESETS}),
-    "kinds of tensors": ("concepts/watching.md", "| kind |", {*get_args(probes.TensorKind)}),
+    "kinds of tensors": ("concepts/watching.md", "| kind |", {*TENSOR_KINDS}),
     "forms": ("concepts/watching.md", "| form |", {*get_args(probes.Form)}),
     "averages": (
         "concepts/training.md",

@@ -261,10 +261,14 @@ def log_path(job_dir: Path, stream: str) -> Path:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the fork server, and so of every rank."""
+    """Return the environment of the fork server, and so of every rank.
+
+    The module path is the worker's own, so that installed extensions are found.
+    """
     passed = {name: value for name, value in os.environ.items() if name in PASSED}
     root = str(Path(engine.__file__ or "").resolve().parents[1])
-    return {**passed, **FIXED, "PYTHONPATH": root, **more}
+    path = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**passed, **FIXED, "PYTHONPATH": os.pathsep.join(path), **more}
 
 
 def wait_for(fork_server: ForkServerClient, timeout_s: float, given_up: threading.Event) -> bool:

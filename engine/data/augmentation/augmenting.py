@@ -19,7 +19,7 @@ from glasshouse.spec.augmentation import Augment
 
 Change = Callable[[Tensor], Tensor]
 
-_APPLIED: dict[str, Callable[[Tensor, RowRandom, Any], Tensor]] = {
+APPLIED: dict[str, Callable[[Tensor, RowRandom, Any], Tensor]] = {
     "RandomHorizontalFlip": flip_horizontally,
     "RandomVerticalFlip": flip_vertically,
     "RandomCrop": crop,
@@ -29,6 +29,7 @@ _APPLIED: dict[str, Callable[[Tensor, RowRandom, Any], Tensor]] = {
     "RandomErasing": erase,
     "GaussianNoise": add_noise,
 }
+"""The function of each transform of the spec. It takes images, random numbers and arguments."""
 
 
 def unchanged(field: Field) -> Field:
@@ -67,7 +68,7 @@ class Augmenting:
         def changed(x_BCHW: Tensor) -> Tensor:
             for place, item in enumerate(self._wanted[name]):
                 chance = RowRandom(key_of(self._seed, epoch, name, place), rows_B)
-                x_BCHW = _APPLIED[item.type](x_BCHW, chance, item.args)
+                x_BCHW = APPLIED[item.type](x_BCHW, chance, item.args)
             return x_BCHW
 
         return changed

@@ -16,7 +16,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.readers.header import is_gap, why_no_names
+from engine.datasets.header import is_gap, why_no_names
+from engine.datasets.reading import Format, ReadOptions
 from engine.datasets.writer import MAX_COLUMNS, DatasetWriter, NumberColumnWriter, TextColumnWriter
 from glasshouse.errors import InvalidDataset
 
@@ -81,14 +82,18 @@ class _Chunk:
     rows: list[list[str]]
 
 
-def read_delimited(
-    path: Path, writer: DatasetWriter, *, delimiter: str, header: bool | None = None
-) -> None:
-    """Read a delimited text file as the split ``all``.
+def read_csv(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
+    """Read comma-separated text as the split ``all``; semicolons and tabs are detected."""
+    _read(path, writer, ",", options.header)
 
-    ``header``: whether the first row names the columns; None: it is detected, and if that is a
-    guess, a note is added to the dataset.
-    """
+
+def read_tsv(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
+    """Read tab-separated text as the split ``all``."""
+    _read(path, writer, "\t", options.header)
+
+
+def _read(path: Path, writer: DatasetWriter, delimiter: str, header: bool | None) -> None:
+    """Read a table. If the header is detected and that is a guess, add a note to the dataset."""
     csv.field_size_limit(MAX_CELL_BYTES)
     with path.open("rb") as file:
         if delimiter == ",":
@@ -366,3 +371,23 @@ class Lines:
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise InvalidDataset("the file is UTF-16; save it as UTF-8")
         return data.removeprefix(_BOM)
+
+
+FORMATS = (
+    Format(
+        name="csv",
+        summary="A table of text, with cells separated by commas.",
+        read=read_csv,
+        suffixes=(".csv",),
+        media_types=("text/csv",),
+        options=("header",),
+    ),
+    Format(
+        name="tsv",
+        summary="A table of text, with cells separated by tabs.",
+        read=read_tsv,
+        suffixes=(".tsv",),
+        media_types=("text/tab-separated-values",),
+        options=("header",),
+    ),
+)

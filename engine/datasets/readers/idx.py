@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.datasets.readers.archive import list_members, open_member
-from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, Inflated, read_up_to
+from engine.datasets.archive import list_members, open_member
+from engine.datasets.reading import Format, ReadOptions
+from engine.datasets.unpacking import BLOCK_BYTES, ByteSource, Inflated, read_up_to
 from engine.datasets.writer import MAX_RANK, SPLITS, DatasetWriter
 from glasshouse.errors import InvalidDataset
 
@@ -49,14 +50,14 @@ class _Header:
         return "label" if len(self.shape) == 1 else "value"
 
 
-def read_idx(path: Path, writer: DatasetWriter) -> None:
+def read_idx(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
     """Read one plain idx file as the split ``all``."""
     with path.open("rb") as file:
         header = _read_header(file, "the file")
         _copy(file, "the file", header, writer, ("all", header.column))
 
 
-def read_idx_gz(path: Path, writer: DatasetWriter) -> None:
+def read_idx_gz(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
     """Read one gzip-compressed idx file as the split ``all``."""
     with path.open("rb") as file:
         source = Inflated(file, "the file", gzip=True)
@@ -64,10 +65,10 @@ def read_idx_gz(path: Path, writer: DatasetWriter) -> None:
         _copy(source, "the file", header, writer, ("all", header.column))
 
 
-def read_idx_zip(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
+def read_idx_zip(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
     """Read the idx files of a zip archive, such as MNIST's four, each gzip-compressed or not."""
     with path.open("rb") as file:
-        members = list_members(file, max_bytes=max_bytes)
+        members = list_members(file, max_bytes=options.max_bytes)
         if not members:
             raise InvalidDataset("the zip archive holds no files; put idx files in it")
 
@@ -155,3 +156,25 @@ def _copy(
             f"{name} has more data than the {expected:,} bytes of the shape {list(header.shape)} "
             "that its header declares; correct the header, or remove what follows"
         )
+
+
+FORMATS = (
+    Format(
+        name="idx",
+        summary="One file of the MNIST kind.",
+        read=read_idx,
+        suffixes=(".idx", "-ubyte"),
+    ),
+    Format(
+        name="idx.gz",
+        summary="One file of the MNIST kind, compressed with gzip.",
+        read=read_idx_gz,
+        suffixes=(".idx.gz", "-ubyte.gz"),
+    ),
+    Format(
+        name="idx.zip",
+        summary="Several idx files in a zip archive, such as MNIST's four.",
+        read=read_idx_zip,
+        suffixes=(".idx.zip", ".zip"),
+    ),
+)

@@ -1,227 +1,24 @@
-"""Read zip archives of images in folders: the folder is the class. Uses numpy and Pillow.
+"""Read archives of images. Pillow is imported only when a file is read."""
 
-There are two passes: the first reads every image's header to ensure that all rows have one shape,
-the second decodes. One image is in memory at a time. Untrusted images are decoded where all uploads
-are read: in a separate process with limits.
-"""
-
-import struct
-import warnings
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from engine.datasets.reading import Format, ReadOptions
+from engine.datasets.writer import DatasetWriter
 
-from engine.datasets.readers.archive import ArchiveMember, list_members, open_member
-from engine.datasets.readers.unpacking import read_up_to
-from engine.datasets.writer import (
-    MAX_NAME_LENGTH,
-    SPLITS,
-    DatasetWriter,
-    NumberColumnWriter,
-    TextColumnWriter,
+
+def read_images(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
+    """Read images as ``image``, ``label`` and ``file``."""
+    from engine.datasets.image_files import read_files  # noqa: PLC0415 (a large library)
+
+    read_files(path, writer, options)
+
+
+FORMATS = (
+    Format(
+        name="images.zip",
+        summary="Images in the folders of a zip archive; the folder is the class.",
+        read=read_images,
+        suffixes=(".images.zip",),
+        options=("resize",),
+    ),
 )
-from glasshouse.errors import InvalidDataset
-from glasshouse.spec.preprocessing import MAX_CLASSES
-
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-MAX_IMAGES = 200_000
-MAX_DIRECTORY_BYTES = 64 << 20
-MAX_FILE_BYTES = 64 << 20
-MAX_PIXELS = 50_000_000
-"""The limit for one image, as stored."""
-_SPLIT_NAMES = {"train": "train", "test": "test"} | dict.fromkeys(
-    ("val", "valid", "validation"), "validation"
-)
-_GREY = {"1", "L"}
-_PLAIN = {*_GREY, "P", "RGB"}
-_SEE_THROUGH = {"RGBA", "LA", "PA"}
-_DAMAGE = (
-    OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
-    struct.error, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning,
-)  # fmt: skip
-"""What Pillow's decoders raise for damaged files."""
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    member: ArchiveMember
-    split: str
-    label: str
-
-
-def read_images(
-    source: Path, writer: DatasetWriter, *, max_bytes: int, resize: tuple[int, int] | None = None
-) -> None:
-    """Read images as ``image`` [channels, height, width], ``label`` and ``file``.
-
-    Color is RGB; if all images are gray, there is one channel. ``resize``: the height and width to
-    resize every image to; if unset, all must have the same size.
-
-    Raises:
-        InvalidDataset: the archive, or an image by its name, cannot be read.
-    """
-    with source.open("rb") as file:
-        limits = {"max_members": MAX_IMAGES, "max_directory_bytes": MAX_DIRECTORY_BYTES}
-        entries = _sorted(list_members(file, max_bytes=max_bytes, **limits))
-        shape = _survey(file, entries, resize)
-        writer.expect(len(entries) * int(np.prod(shape)))
-        classes = sorted({entry.label for entry in entries})
-        places = {name: place for place, name in enumerate(classes)}
-        columns = {split: _begin(writer, split, shape) for split in _splits(entries)}
-        writer.name_classes("label", classes)
-        for entry in entries:
-            image, label, name = columns[entry.split]
-            image.append(_pixels(file, entry.member, shape))
-            label.append(np.array([places[entry.label]], np.int64))
-            name.append([entry.member.name.encode()])
-
-
-def _begin(
-    writer: DatasetWriter, split: str, shape: tuple[int, int, int]
-) -> tuple[NumberColumnWriter, NumberColumnWriter, TextColumnWriter]:
-    return (
-        writer.numbers(split, "image", np.dtype(np.uint8), shape),
-        writer.numbers(split, "label", np.dtype(np.int64)),
-        writer.texts(split, "file"),
-    )
-
-
-# --- folders ---------------------------------------------------------------------------------
-
-
-def _sorted(members: list[ArchiveMember]) -> list[_Entry]:
-    """Return all images by split, class and name."""
-    entries = [_entry(member) for member in members]
-    if not entries:
-        raise InvalidDataset("the zip archive holds no images")
-    splits = {entry.split for entry in entries}
-    if "all" in splits and len(splits) > 1:
-        odd = next(entry.member.name for entry in entries if entry.split == "all")
-        raise InvalidDataset(
-            f"{odd!r} stands in no folder of a split (train, validation, test), and others do; "
-            "put all of them into one, or none"
-        )
-    if len({entry.label for entry in entries}) > MAX_CLASSES:
-        raise InvalidDataset(f"more than {MAX_CLASSES:,} folders of classes; use fewer")
-    return sorted(entries, key=lambda entry: (entry.split, entry.label, entry.member.name))
-
-
-def _entry(member: ArchiveMember) -> _Entry:
-    name = member.name
-    *above, label, _ = ["", "", *name.replace("\\", "/").split("/")]
-    found = [_SPLIT_NAMES[part.lower()] for part in above if part.lower() in _SPLIT_NAMES]
-    if not label or (not found and label.lower() in _SPLIT_NAMES):
-        raise InvalidDataset(
-            f"{name!r} stands in no folder of a class; an image's folder is its class, as in "
-            "train/cat/1.jpg or cat/1.jpg"
-        )
-    if len(label) > MAX_NAME_LENGTH:
-        raise InvalidDataset(
-            f"the folder of {name[:80]!r} … has a name of more than {MAX_NAME_LENGTH} characters"
-        )
-    if member.size_bytes > MAX_FILE_BYTES:
-        raise InvalidDataset(
-            f"{name!r} has {member.size_bytes:,} bytes; {MAX_FILE_BYTES:,} is the limit for one "
-            "image"
-        )
-    return _Entry(member, found[-1] if found else "all", label)
-
-
-def _splits(entries: list[_Entry]) -> list[str]:
-    there = {entry.split for entry in entries}
-    return [split for split in SPLITS if split in there]
-
-
-# --- images ----------------------------------------------------------------------------------
-
-
-def _survey(
-    file: BinaryIO, entries: list[_Entry], resize: tuple[int, int] | None
-) -> tuple[int, int, int]:
-    """Return the shape of all rows."""
-    is_grey, size = True, resize
-    for entry in entries:
-        name = entry.member.name
-        with _opened(file, entry.member) as image:
-            _check_head(name, image)
-            is_grey = is_grey and image.mode in _GREY
-            mine = (image.height, image.width)
-        if size is None:
-            size = mine
-        elif resize is None and mine != size:
-            first = entries[0].member.name
-            raise InvalidDataset(
-                f"{name!r} has {mine[0]} x {mine[1]} pixels and {first!r} {size[0]} x {size[1]} "
-                "(height x width); give them one size, or upload with resize"
-            )
-    height, width = size or (0, 0)
-    return (1 if is_grey else 3, height, width)
-
-
-def _check_head(name: str, image: ImageFile.ImageFile) -> None:
-    """Refuse images that are too large, have several frames, or are not plain gray or color."""
-    if image.width * image.height > MAX_PIXELS:
-        raise InvalidDataset(
-            f"{name!r} has {image.height:,} x {image.width:,} pixels; {MAX_PIXELS:,} is the limit"
-        )
-    if getattr(image, "n_frames", 1) > 1:
-        raise InvalidDataset(f"{name!r} has several frames; save the one that counts")
-    if image.mode not in _PLAIN | _SEE_THROUGH:
-        raise InvalidDataset(
-            f"{name!r} has pixels of the mode {image.mode}; save it as 8-bit RGB or greyscale"
-        )
-
-
-def _pixels(
-    file: BinaryIO, member: ArchiveMember, shape: tuple[int, int, int]
-) -> NDArray[np.uint8]:
-    channels, height, width = shape
-    with _opened(file, member) as image:
-        found = _reading(member.name, lambda: _converted(member.name, image, channels))
-    if found.size != (width, height):
-        found = found.resize((width, height), Image.Resampling.BILINEAR)
-    pixels: NDArray[Any] = np.asarray(found, np.uint8)
-    return np.moveaxis(pixels.reshape(height, width, channels), 2, 0)
-
-
-def _converted(name: str, image: ImageFile.ImageFile, channels: int) -> Image.Image:
-    """Return the whole image, decoded."""
-    image.load()
-    if image.mode in _SEE_THROUGH or "transparency" in image.info:
-        least = image.convert("RGBA").getchannel("A").getextrema()[0]
-        if isinstance(least, tuple) or least < 255:
-            raise InvalidDataset(
-                f"{name!r} is transparent in places; lay it on a background, and save it as RGB"
-            )
-    return image.convert("L" if channels == 1 else "RGB")
-
-
-def _opened(file: BinaryIO, member: ArchiveMember) -> ImageFile.ImageFile:
-    data = read_up_to(open_member(file, member), member.size_bytes + 1)
-    return _reading(member.name, lambda: Image.open(BytesIO(data), formats=FORMATS))
-
-
-def _reading(name: str, work: Callable[[], T]) -> T:
-    """Run a function; report its errors as damage to the file ``name``."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # decoders' warnings do not concern the user
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return work()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidDataset(f"{name!r} has more than {MAX_PIXELS:,} pixels, the limit") from error
-    except _DAMAGE as error:
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-        if isinstance(error, Image.UnidentifiedImageError):
-            reason = f"it is none of {', '.join(FORMATS)}"
-        raise InvalidDataset(
-            f"{name!r} is no image that can be read: {reason}; leave it out, or save it again"
-        ) from error

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.datasets.readers.delimited import Lines
+from engine.datasets.reading import Format, ReadOptions
 from engine.datasets.writer import (
     MAX_COLUMNS,
     MAX_NAME_LENGTH,
@@ -90,7 +91,7 @@ class _Chunk:
         return [row.get(name) for row in self.rows]
 
 
-def read_jsonl(path: Path, writer: DatasetWriter) -> None:
+def read_jsonl(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
     """Read one object per line as the split ``all``; its keys are the columns.
 
     A list becomes a column of tensors if all rows have one shape, and a ragged column if they
@@ -372,3 +373,14 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise _Unfit(f"the key {twice[:MAX_NAME_LENGTH]!r} is given twice; remove one")
     return made
+
+
+FORMATS = (
+    Format(
+        name="jsonl",
+        summary="One JSON object per line.",
+        read=read_jsonl,
+        suffixes=(".jsonl",),
+        media_types=("application/jsonl", "application/x-ndjson"),
+    ),
+)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, Inflated
+from engine.datasets.reading import Format, ReadOptions
+from engine.datasets.unpacking import BLOCK_BYTES, ByteSource, Inflated
 from engine.datasets.writer import DatasetWriter, NumberColumnWriter
 from glasshouse.errors import InvalidDataset
 
@@ -22,11 +23,11 @@ _NUMERIC = b"0123456789+-.eE,[]" + _SPACE
 _MNIST_PIXELS = 28 * 28
 
 
-def read_mnist_json(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
+def read_mnist_json(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
     """Read images (flat or as rows) and integer labels of the three splits."""
     with path.open("rb") as file:
         unpacked = Inflated(file, "the file", gzip=True)
-        text = _Text(unpacked, max_bytes=8 * max_bytes)  # a number takes a few characters
+        text = _Text(unpacked, max_bytes=8 * options.max_bytes)  # a number takes a few characters
         text.take(b"[", "the list of the three sets")
         for number, split in enumerate(_SPLITS):
             if number > 0:
@@ -194,3 +195,13 @@ class _Text:
         if self._passed + len(self._buffer) > self._max_bytes:
             raise InvalidDataset(f"the unpacked JSON is larger than {self._max_bytes:,} bytes")
         return bool(block)
+
+
+FORMATS = (
+    Format(
+        name="mnist.json.gz",
+        summary="[[images, labels], …] of train, validation and test, compressed with gzip.",
+        read=read_mnist_json,
+        suffixes=(".json.gz",),
+    ),
+)

@@ -13,8 +13,9 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.readers.archive import list_members, open_member
-from engine.datasets.readers.unpacking import BLOCK_BYTES, ByteSource, read_up_to
+from engine.datasets.archive import list_members, open_member
+from engine.datasets.reading import Format, ReadOptions
+from engine.datasets.unpacking import BLOCK_BYTES, ByteSource, read_up_to
 from engine.datasets.writer import DatasetWriter, NumberColumnWriter
 from glasshouse.errors import InvalidDataset
 
@@ -63,7 +64,7 @@ class _Array:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def read_npy(path: Path, writer: DatasetWriter) -> None:
+def read_npy(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
     """Read one array as column ``value`` of the split ``all``."""
     with path.open("rb") as file:
 
@@ -74,10 +75,10 @@ def read_npy(path: Path, writer: DatasetWriter) -> None:
         _copy(_describe("the file", ("all", "value"), reopen), writer)
 
 
-def read_npz(path: Path, writer: DatasetWriter, *, max_bytes: int) -> None:
+def read_npz(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
     """Read each array of an archive as a column, in the split that its name says."""
     with path.open("rb") as file:
-        arrays = [_describe(*named) for named in _named_members(file, max_bytes)]
+        arrays = [_describe(*named) for named in _named_members(file, options.max_bytes)]
         if not arrays:
             raise InvalidDataset("the npz file holds no arrays")
         split_off = [array.split != "all" for array in arrays]
@@ -256,3 +257,14 @@ def _passing_file(path: Path) -> Generator[BinaryIO]:
             yield file
         finally:
             path.unlink()
+
+
+FORMATS = (
+    Format(name="npy", summary="One numpy array.", read=read_npy, suffixes=(".npy",)),
+    Format(
+        name="npz",
+        summary="Several numpy arrays, by column and split.",
+        read=read_npz,
+        suffixes=(".npz",),
+    ),
+)

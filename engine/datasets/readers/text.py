@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from engine.datasets.readers.delimited import Lines
+from engine.datasets.reading import Format, ReadOptions
 from engine.datasets.writer import DatasetWriter
 
 COLUMN = "text"
 _CHUNK_BYTES = 1 << 20
 
 
-def read_text(path: Path, writer: DatasetWriter) -> None:
+def read_text(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
     """Read all lines as the split ``all``, including empty ones, without line ends.
 
     Raises:
@@ -28,3 +29,14 @@ def read_text(path: Path, writer: DatasetWriter) -> None:
                 column.append(waiting)
                 waiting, size = [], 0
         column.append(waiting)
+
+
+FORMATS = (
+    Format(
+        name="text",
+        summary="UTF-8 text, one row per line.",
+        read=read_text,
+        suffixes=(".txt",),
+        media_types=("text/plain",),
+    ),
+)

@@ -11,8 +11,8 @@ from typing import Literal
 from engine.core.problems import Findings
 from engine.core.tensor_names import root
 from glasshouse.spec import Probe, TrainJob
+from glasshouse.spec.tensor_kinds import OF_LAYERS
 
-OF_LAYERS = ("output", "input", "output_grad")
 Scope = Literal["layer", "inner", "parameter", "loss"]
 LOSS = "loss"
 LOSS_SAMPLES = "loss.samples"

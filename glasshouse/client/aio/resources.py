@@ -17,7 +17,7 @@ from glasshouse.client.files import format_of, pieces, sha256_of
 from glasshouse.client.requests import API, Request, id_in_path
 from glasshouse.client.training import Network, Spec, as_document, network_of
 from glasshouse.client.weights import weights_file
-from glasshouse.spec.data import BUILTINS, IMAGES, sources_in
+from glasshouse.spec.data import BUILTINS, sources_in
 
 _SAFETENSORS = "application/vnd.safetensors"
 
@@ -138,8 +138,9 @@ class AsyncDatasets(AsyncResource):
             source: a path, the bytes of a file, a dict of arrays by column, a dict of such dicts
                 by split, or an ``(x, y)`` pair.
             name: the name of the dataset. Default: the file name, or ``arrays``.
-            format: the file format. Default: inferred from the file name; ``images.zip`` if
-                ``resize`` is set. Required for bytes.
+            format: the file format; ``client.catalog.get("datasets")`` lists them. Default:
+                inferred from the file name, or the one with ``resize`` if that is set. Required for
+                bytes.
             resize: for an archive of images, the (height, width) to which all are resized.
             header: for csv and tsv, whether the first row has the column names. Default: detected
                 by the service, which reports a guess in ``notes`` of the dataset.
@@ -159,7 +160,7 @@ class AsyncDatasets(AsyncResource):
             return await self._upload_arrays(source, name, wait=wait, reuse=reuse)
         path = Path(source)
         with await in_thread(lambda: path.open("rb")) as file:
-            form = format or (IMAGES if resize is not None else format_of(path.name))
+            form = format or await self._inferred(path.name, resizing=resize is not None)
             data = await self._send(file, name or path.name, form, resize=resize, header=header)
         return await self._created(data, wait=wait)
 
@@ -202,6 +203,10 @@ class AsyncDatasets(AsyncResource):
     async def delete(self, dataset_id: str) -> None:
         """Delete a dataset and its files."""
         await self._dataset(dataset_id).delete()
+
+    async def _inferred(self, name: str, *, resizing: bool) -> str:
+        entries = (await self._transport.get("/catalog/datasets"))["entries"]
+        return format_of(name, entries, resizing=resizing)
 
     async def _upload_arrays(
         self,

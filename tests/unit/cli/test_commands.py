@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 import glasshouse
 from api.submission.start import merged
+from engine.datasets.formats import formats
 from glasshouse.cli import doctor, main
 from glasshouse.cli.processes import ROOT
 from glasshouse.client.arguments import device_of
@@ -441,6 +442,13 @@ def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_pa
     assert saved.read_bytes() == b"weights"
     deleted = json.loads(run("checkpoints", "delete", "ckpt_1", "--json", routes=routes)[1])
     assert deleted == {"id": "ckpt_1", "deleted": True}
+
+
+def test_formats_are_listed_with_the_ends_of_their_file_names(run: Run):
+    lines = run("datasets", "formats", routes=[])[1].splitlines()
+    assert any(line.startswith("idx.zip        .idx.zip .zip") for line in lines)
+    listed = json.loads(run("datasets", "formats", "--json", routes=[])[1])
+    assert [one["name"] for one in listed] == [*formats()]
 
 
 def test_datasets_are_uploaded_listed_shown_and_deleted(run: Run, tmp_path: Path):

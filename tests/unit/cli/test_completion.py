@@ -61,6 +61,8 @@ def test_ids_and_names_are_offered_as_they_begin(
     assert complete("metrics", "job_1a", "lo") == ["loss"]
     assert complete("layers", "job_1a", "") == ["conv1"]
     assert complete("wat") == ["watch"]
+    assert complete("datasets", "upload", "--format", "idx") == ["idx", "idx.gz", "idx.zip"]
+    assert complete("datasets", "upload", "--format", "digits") == []
 
 
 def test_a_service_that_is_unavailable_or_refuses_offers_nothing_and_says_nothing(

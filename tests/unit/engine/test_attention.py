@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.network.attention import DotProductAttention, PositionEmbedding, TiedEmbedding
 from engine.network.lengths import Lengths
-from engine.network.recurrent import MaskPadding, SequenceSoftmax
+from engine.network.own_layers.attention import (
+    DotProductAttention,
+    PositionEmbedding,
+    TiedEmbedding,
+)
+from engine.network.own_layers.sequences import MaskPadding, SequenceSoftmax
 
 
 def by_torch(attention: nn.MultiheadAttention, x, **more):

@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from engine.data.augmentation.augmenting import _APPLIED, Augmenting
+from engine.data.augmentation.augmenting import APPLIED, Augmenting
 from engine.data.augmentation.random_numbers import RowRandom, _mixed, key_of
 from glasshouse.spec.augmentation import Augment
 from tests.unit.engine.vision import functional
@@ -56,7 +56,7 @@ def chance(rows: Tensor = ROWS) -> RowRandom:
 def changed(x: Tensor, kind: str, rows: Tensor = ROWS, **args: Any) -> Tensor:
     item = READ.validate_json(json.dumps({"type": kind, "args": args}))
     before = x.clone()
-    made = _APPLIED[kind](x, RowRandom(KEY, rows), item.args)
+    made = APPLIED[kind](x, RowRandom(KEY, rows), item.args)
     assert torch.equal(x, before)
     assert made.shape == x.shape
     assert made.dtype == torch.float32

@@ -16,9 +16,9 @@ from engine.data.batches.rows import shuffled
 from engine.data.columns.ragged import LoadedSequence, RaggedColumn
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
+from engine.network.layer_types import layers_with_lengths
 from engine.network.lengths import Lengths
 from engine.network.network import Network
-from engine.network.recurrent import AWARE
 from engine.plan.step_memory import LiveBytes
 from engine.process.planner import answer
 from glasshouse.errors import DataFailed
@@ -228,7 +228,7 @@ def _padded(rows: list[torch.Tensor], fill: float = float("nan")) -> torch.Tenso
 def test_a_recurrent_layer_gives_what_each_row_gives_alone(kind, args, states):
     rows = _vectors([4, 1, 6, 3])
     args = {"input_size": 3, "hidden_size": 5, "batch_first": True} | args
-    layer = AWARE[kind](**args)
+    layer = layers_with_lengths()[kind](**args)
     plain = getattr(nn, kind)(**args | {"batch_first": True})
     plain.load_state_dict(layer.state_dict())
     num_states = args.get("num_layers", 1) * (1 + args.get("bidirectional", False))
@@ -259,7 +259,7 @@ def test_a_recurrent_layer_gives_what_each_row_gives_alone(kind, args, states):
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_a_row_without_a_step_keeps_its_state(kind):
-    layer = AWARE[kind](2, 3, batch_first=True)
+    layer = layers_with_lengths()[kind](2, 3, batch_first=True)
     x = torch.randn(3, 4, 2)
     lengths = Lengths(torch.tensor([2, 0, 4]))
     output, state = layer(x, lengths=lengths)
@@ -282,7 +282,7 @@ def test_without_data_a_recurrent_layer_has_torchs_sizes_and_products(kind, batc
     args: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
     shape = (3, num_steps, 5) if batch_first else (num_steps, 3, 5)
     found: list[Any] = []
-    for maker in (AWARE[kind], getattr(nn, kind)):
+    for maker in (layers_with_lengths()[kind], getattr(nn, kind)):
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             layer = maker(5, 4, **args)
             x, begin = torch.zeros(shape, requires_grad=True), torch.zeros(4, 3, 4)
@@ -300,7 +300,7 @@ def test_few_steps_that_are_run_count_for_the_memory_of_all():
     calls: dict[int, int] = {}
     for turns in (16, 10_000):
         with torch.device("meta"):
-            layer = AWARE["LSTM"](32, 64, batch_first=True)
+            layer = layers_with_lengths()["LSTM"](32, 64, batch_first=True)
             layer.meta_steps = turns
             with LiveBytes() as live, FlopCounterMode(display=False) as counter:
                 output, _ = layer(torch.zeros(20, 203, 32, requires_grad=True))
@@ -318,7 +318,7 @@ def test_lengths_are_no_input_tensor_that_a_probe_sees():
 
 def test_without_lengths_they_are_torchs_own_layers():
     for kind in ("RNN", "LSTM", "GRU"):
-        layer, plain = AWARE[kind](2, 3), getattr(nn, kind)(2, 3)
+        layer, plain = layers_with_lengths()[kind](2, 3), getattr(nn, kind)(2, 3)
         plain.load_state_dict(layer.state_dict())
         x = torch.randn(5, 4, 2)
         assert torch.equal(layer(x)[0], plain(x)[0])
@@ -341,7 +341,7 @@ def test_a_pool_gives_what_each_row_gives_alone(mode, width):
     rows = rows if width else [row[:, 0] for row in rows]
     for row in rows:
         row.requires_grad_()
-    pool = AWARE["SequencePool"](mode)
+    pool = layers_with_lengths()["SequencePool"](mode)
     assert torch.equal(
         pool(torch.stack([rows[0], rows[0]]))[1], BY_HAND[mode](rows[0])
     ) or mode in ("average", "sqrt_n", "sum")
@@ -361,7 +361,7 @@ def test_a_pool_gives_what_each_row_gives_alone(mode, width):
 @pytest.mark.parametrize("last", [False, True])
 def test_a_bag_leaves_out_what_a_row_is_padded_with(mode, last):
     args = {"num_embeddings": 10, "embedding_dim": 3, "mode": mode, "include_last_offset": last}
-    bag = AWARE["EmbeddingBag"](**args)
+    bag = layers_with_lengths()["EmbeddingBag"](**args)
     rows = [torch.tensor(row, dtype=torch.int64) for row in [[3, 0, 4], [6], [], [5, 5]]]
     lengths = Lengths(torch.tensor([len(row) for row in rows]))
     got = bag(pad_sequence(rows, batch_first=True), lengths=lengths)
@@ -381,7 +381,7 @@ def test_a_bag_leaves_out_what_a_row_is_padded_with(mode, last):
 def test_rows_of_one_length_are_summed_as_beside_a_longer_one(mode, last):
     """Nothing of such a batch is padding, and nothing is looked for in it."""
     args = {"num_embeddings": 10, "embedding_dim": 3, "mode": mode, "include_last_offset": last}
-    bag = AWARE["EmbeddingBag"](**args)
+    bag = layers_with_lengths()["EmbeddingBag"](**args)
     ids, more = torch.tensor([[3, 0, 4], [6, 6, 1]]), torch.tensor([[5, 2, 7, 8]])
     weights = [torch.randn(3, 4)] if mode == "sum" else []
     lengths = Lengths(torch.tensor([3, 3]))
@@ -394,7 +394,7 @@ def test_rows_of_one_length_are_summed_as_beside_a_longer_one(mode, last):
 
 
 def test_a_bag_without_lengths_is_torchs_own():
-    bag = AWARE["EmbeddingBag"](10, 3, mode="sum")
+    bag = layers_with_lengths()["EmbeddingBag"](10, 3, mode="sum")
     plain = nn.EmbeddingBag(10, 3, mode="sum")
     plain.load_state_dict(bag.state_dict())
     ids, weights = torch.tensor([[1, 2], [3, 3]]), torch.tensor([[0.5, 2.0], [1.0, -1.0]])

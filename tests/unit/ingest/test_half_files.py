@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from glasshouse.spec.data import FORMATS
+from engine.datasets.formats import formats
 from tests.unit.ingest.conftest import Ingesting
 
 NUM = 40
@@ -67,7 +67,7 @@ SAID = {
 
 def test_every_format_is_here():
     """A text may end anywhere: what is there is what it says."""
-    assert {*WHOLE} == {*FORMATS} - {"text"}
+    assert {*WHOLE} == {*formats()} - {"text"}
 
 
 @pytest.mark.parametrize("name", WHOLE)

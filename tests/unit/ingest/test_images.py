@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.datasets.readers import images
+from engine.datasets import image_files as images
 from glasshouse.errors import InvalidDataset
 from tests.unit.ingest.conftest import Ingesting
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.datasets.ingest import FORMATS, ingest
+from engine.datasets.formats import formats
+from engine.datasets.ingest import ingest
 from engine.datasets.readers.digits import NUM_ROWS
 from glasshouse.errors import StorageFull
 from models.storage.columns import DatasetColumns
@@ -188,7 +189,7 @@ def test_what_is_no_regular_file_is_refused(ingesting: Ingesting, tmp_path: Path
         assert "not a regular file" in ingesting.problem("csv", path)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_rubbish_is_a_problem_in_every_format(ingesting: Ingesting, name: str):
     rubbish = np.random.default_rng(0).bytes(5000)
     assert ingesting.problem(name, rubbish)
@@ -196,7 +197,7 @@ def test_rubbish_is_a_problem_in_every_format(ingesting: Ingesting, name: str):
 
 
 def test_an_unknown_format_is_a_problem_that_lists_the_known(ingesting: Ingesting):
-    assert "the formats are csv, tsv" in ingesting.problem("pickle", b"x")
+    assert "the formats are csv, idx" in ingesting.problem("pickle", b"x")
 
 
 def test_the_digits_are_in_three_splits_that_share_no_row(tmp_path: Path):

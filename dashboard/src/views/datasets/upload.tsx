@@ -3,18 +3,17 @@ import { useRef, useState } from "preact/hooks";
 
 import { refresh, useLive } from "../../api/live";
 import { BASE, post, Problem, withQuery } from "../../api/http";
-import type { Dataset, Service } from "../../api/types";
+import type { Dataset } from "../../api/types";
 import { bytes, percent } from "../../format";
 import { ProblemBox } from "../../ui/state";
 import { notify, toast } from "../../ui/toast";
-
-const TABLES = ["csv", "tsv"]; // whose first row may name the columns
+import { formatOf, type Known } from "./formats";
 
 interface Sending { name: string; sent: number; size: number; stop(): void }
 
 export function Upload() {
-  const service = useLive<Service>("", Infinity).value;
-  const formats = (service?.capabilities["dataset_formats"] ?? []) as string[];
+  const known = useLive<{ entries: Known[] }>("catalog/datasets", Infinity).value?.entries ?? [];
+  const formats = known.filter((one) => one.kind === "format");
   const [file, setFile] = useState<File | null>(null);
   const [format, setFormat] = useState("");
   const [resize, setResize] = useState("");
@@ -24,11 +23,12 @@ export function Upload() {
   const input = useRef<HTMLInputElement>(null);
   const recognized = file ? formatOf(file.name, formats) : "";
   const wanted = format || recognized;
+  const options = formats.find((one) => one.name === wanted)?.schema.properties ?? {};
   const submit = async (event: Event) => {
     event.preventDefault();
     if (!file) return;
     setProblem(null);
-    const path = withQuery("datasets", { name: file.name, format: wanted, resize: wanted === "images.zip" ? resize : null, header: TABLES.includes(wanted) ? header : null });
+    const path = withQuery("datasets", { name: file.name, format: wanted, resize: "resize" in options ? resize : null, header: "header" in options ? header : null });
     try {
       const dataset = await send(path, file, (sent, stop) => setSending({ name: file.name, sent, size: file.size, stop }));
       toast(`Uploaded ${dataset.name}`);
@@ -49,11 +49,11 @@ export function Upload() {
           <span>Format</span>
           <select value={format} onChange={(event) => setFormat(event.currentTarget.value)}>
             <option value="">{recognized ? `auto: ${recognized}` : "auto"}</option>
-            {formats.map((one) => <option key={one} value={one}>{one}</option>)}
+            {formats.map((one) => <option key={one.name} value={one.name}>{one.name}</option>)}
           </select>
         </label>
-        {wanted === "images.zip" && <label class="field"><span>Height x width (if sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
-        {TABLES.includes(wanted) && (
+        {"resize" in options && <label class="field"><span>Height x width (if sizes differ)</span><input value={resize} placeholder="32x32" pattern="[0-9]+x[0-9]+" onInput={(event) => setResize(event.currentTarget.value)} /></label>}
+        {"header" in options && (
           <label class="field"><span>First row</span>
             <select value={header} onChange={(event) => setHeader(event.currentTarget.value)}>
               <option value="">detect</option>
@@ -63,7 +63,7 @@ export function Upload() {
           </label>
         )}
         <button class="primary" disabled={!file || sending !== null || (file !== null && !wanted)}>Upload</button>
-        <Builtins service={service} />
+        <Builtins names={known.filter((one) => one.kind === "builtin").map((one) => one.name)} />
       </form>
       {file && !wanted && <p class="wrong">The file name has no known format. Select one.</p>}
       {sending && <Progress {...sending} />}
@@ -72,8 +72,7 @@ export function Upload() {
   );
 }
 
-function Builtins({ service }: { service: Service | null }) {
-  const names = (service?.capabilities["builtin_datasets"] ?? []) as string[];
+function Builtins({ names }: { names: string[] }) {
   const add = async (builtin: string) => {
     await notify(post<Dataset>("datasets", { builtin }), `Adding the built-in ${builtin}`);
     refresh("datasets");
@@ -90,14 +89,6 @@ function Progress({ name, sent, size, stop }: Sending) {
       <button type="button" onClick={stop}>Cancel</button>
     </div>
   );
-}
-
-/** The longest format that the name ends with: "mnist.json.gz" before "gz". */
-export function formatOf(name: string, formats: string[]): string {
-  const lower = name.toLowerCase();
-  const known = lower.endsWith(".txt") ? "text" : lower.endsWith(".pq") ? "parquet" : "";
-  const fitting = formats.filter((one) => lower.endsWith(`.${one}`)).sort((a, b) => b.length - a.length);
-  return fitting[0] ?? (lower.endsWith(".zip") && formats.includes("images.zip") ? "images.zip" : formats.includes(known) ? known : "");
 }
 
 /** XMLHttpRequest reports upload progress, fetch does not. The browser streams the file. */

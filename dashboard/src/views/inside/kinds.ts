@@ -1,9 +1,9 @@
 // The tensors of a layer by kind, and the layer of a name. Pure.
 import type { Layer } from "../../api/types";
 import type { components } from "../../api/schema.gen";
-import { KINDS } from "./probe";
 
-export type Kind = (typeof KINDS)[number];
+/** A kind of the API: the compiler rejects the tables below if they lack one. */
+export type Kind = components["schemas"]["Probe"]["kinds"][number];
 export type Capture = components["schemas"]["Capture"];
 
 /** What the dashboard calls each kind of the API. */
@@ -16,6 +16,9 @@ export const KIND_NAMES: Record<Kind, string> = {
   update: "Update",
   optim_state: "Optimizer state",
 };
+
+/** In the order in which they are shown. */
+export const KINDS = Object.keys(KIND_NAMES) as Kind[];
 
 export function kindName(kind: string): string {
   return KIND_NAMES[kind as Kind] ?? kind;

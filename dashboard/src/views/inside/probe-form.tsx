@@ -8,9 +8,9 @@ import type { Job } from "../../api/types";
 import { bytes } from "../../format";
 import { Loading, ProblemBox } from "../../ui/state";
 import { toast } from "../../ui/toast";
-import { KIND_NAMES } from "./kinds";
+import { KIND_NAMES, KINDS } from "./kinds";
 import { Matched } from "./matched";
-import { bodyOf, cost, type Draft, FORMS, KINDS, patchOf, type Probe } from "./probe";
+import { bodyOf, cost, type Draft, FORMS, patchOf, type Probe } from "./probe";
 
 type Estimate = components["schemas"]["EstimatedProbe"];
 const PAUSE_MS = 500; // after the last keystroke, before the request

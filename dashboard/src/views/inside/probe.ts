@@ -3,7 +3,6 @@ import type { components } from "../../api/schema.gen";
 import { duration } from "../../format";
 
 export type Probe = components["schemas"]["AttachedProbe"];
-export const KINDS = ["output", "output_grad", "input", "param", "param_grad", "update", "optim_state"] as const;
 export const FORMS: readonly [form: string, words: string][] = [
   ["stats", "statistics"], ["histogram", "histogram"], ["quantiles", "quantiles"], ["full", "whole tensor"], ["sample", "sample of rows"],
 ];

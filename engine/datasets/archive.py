@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from engine.datasets.readers.unpacking import ByteSource, Inflated
+from engine.datasets.unpacking import ByteSource, Inflated
 from glasshouse.errors import InvalidDataset
 
 MAX_MEMBERS = 1000

@@ -130,3 +130,10 @@ class TiedEmbedding(nn.Embedding):
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return vectors [B, …, D] of integers [B, …], or scores [B, …, V] of vectors [B, …, D]."""
         return F.linear(x, self.weight) if x.is_floating_point() else super().forward(x)
+
+
+LAYERS: dict[str, type[nn.Module]] = {
+    "DotProductAttention": DotProductAttention,
+    "PositionEmbedding": PositionEmbedding,
+    "TiedEmbedding": TiedEmbedding,
+}
