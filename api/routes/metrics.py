@@ -97,7 +97,7 @@ def query_metrics(  # noqa: PLR0913 (each is a parameter of the request)
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
     names = list(dict.fromkeys(name))
-    where: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "asked": attempt}
+    where: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "attempt_filter": attempt}
     with app_state.database.read() as tx:
         progress = jobs.progress(tx, job, caller.sees)
         tag = etag(job, progress.version, chosen)

@@ -12,7 +12,7 @@ from PIL import Image
 import glasshouse as gh
 from examples import gallery
 from examples.gallery import CASES, Figures
-from tests.acceptance.houses import ROOT
+from tests.acceptance.services import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "gallery.md"
 IMAGES = ROOT / "docs" / "images"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.houses import ROOT, House, run_python
+from tests.acceptance.services import ROOT, LocalService, run_python
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 LIMIT_S = 250.0
@@ -24,10 +24,12 @@ def test_there_are_two():
 
 
 @notebooks
-def test_the_cells_of_a_notebook_run_from_top_to_bottom(path: Path, house: House, tmp_path: Path):
+def test_the_cells_of_a_notebook_run_from_top_to_bottom(
+    path: Path, local_service: LocalService, tmp_path: Path
+):
     script = tmp_path / f"{path.stem}.py"
     script.write_text("\n\n".join(cells(path)))
-    environment = house.environment | {"PYTHONPATH": str(ROOT)}
+    environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
     run_python("-W", "error", str(script), environment=environment, timeout=LIMIT_S, cwd=tmp_path)
 
 

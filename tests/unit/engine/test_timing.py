@@ -193,10 +193,10 @@ def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits
 
 
 def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
-    from engine.data.batches.rows import Rows
+    from engine.data.batches.rows import MemoryRows
 
-    batch = Rows.batch
-    monkeypatch.setattr(Rows, "batch", lambda *args: (_spin(0.02), batch(*args))[1])
+    batch = MemoryRows.batch
+    monkeypatch.setattr(MemoryRows, "batch", lambda *args: (_spin(0.02), batch(*args))[1])
     records = run(tmp_path, spec(), digits)
     values = next(r["values"] for r in records if "time/step" in r.get("values", {}))
     assert 0.02 <= values["time/data"] <= values["time/step"]
