@@ -258,7 +258,7 @@ def test_every_augmentation_of_the_spec_is_applied_described_and_in_the_schema(h
 
 
 def options_of(command: Callable[..., Any]) -> list[Any]:
-    """What typer is told about each argument of a command."""
+    """The typer options of each argument of a command."""
     hints = get_type_hints(command, include_extras=True).values()
     return [part for hint in hints for part in getattr(hint, "__metadata__", ())]
 
