@@ -40,13 +40,13 @@ def installed(group: str) -> dict[str, Any]:
             continue
         if point.name in found:
             raise PluginError(
-                f"two installed packages have an entry point {told(group, point.name)}"
+                f"two installed packages have an entry point {label(group, point.name)}"
             )
         try:
             found[point.name] = point.load()
         except Exception as cause:
             raise PluginError(
-                f"the entry point {told(group, point.name)} cannot be loaded from {point.value}: "
+                f"the entry point {label(group, point.name)} cannot be loaded from {point.value}: "
                 f"{type(cause).__name__}: {cause}"
             ) from cause
     return found
@@ -63,7 +63,7 @@ def installed_classes(group: str, base: type[Base], known: Iterable[str]) -> dic
     for name, item in found.items():
         if not isinstance(item, type) or not issubclass(item, base):
             raise PluginError(
-                f"the entry point {told(group, name)} must refer to a subclass of {base.__name__}"
+                f"the entry point {label(group, name)} must refer to a subclass of {base.__name__}"
             )
     return found
 
@@ -74,7 +74,7 @@ def _points() -> tuple[EntryPoint, ...]:
     return tuple(point for group in GROUPS for point in everything.select(group=group))
 
 
-def told(group: str, name: str) -> str:
+def label(group: str, name: str) -> str:
     """Return how a message names an entry point."""
     return f"{name!r} of the group {group!r}"
 
@@ -86,4 +86,4 @@ def refuse_known(group: str, names: Iterable[str], known: Iterable[str]) -> None
         PluginError: there is one.
     """
     for name in {*known}.intersection(names):
-        raise PluginError(f"the entry point {told(group, name)} has the name of an included one")
+        raise PluginError(f"the entry point {label(group, name)} has the name of an included one")

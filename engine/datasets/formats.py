@@ -44,7 +44,7 @@ def formats() -> Mapping[str, Format]:
     plugins.refuse_known(GROUP, added, found)
     for name, item in added.items():
         if not isinstance(item, Format) or item.name != name or len(name) > MAX_NAME_LENGTH:
-            told = plugins.told(GROUP, name)
+            told = plugins.label(GROUP, name)
             raise plugins.PluginError(
                 f"the entry point {told} must refer to a Format with the same name, of at most "
                 f"{MAX_NAME_LENGTH} characters"
