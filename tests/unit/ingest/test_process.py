@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from engine.datasets.formats import formats
 from engine.datasets.ingest import ingest
@@ -42,6 +43,21 @@ def test_the_engine_reads_files_without_torch():
     code += "print([m for m in ('torch','sklearn') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_digits_are_scikit_learns_and_written_without_importing_it(tmp_path: Path):
+    code = "import sys, engine.datasets.ingest as ingest;"
+    code += "print(ingest.main(sys.argv[1:]), 'sklearn' in sys.modules)"
+    command = [sys.executable, "-c", code, "--builtin", "digits", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    columns = DatasetColumns(tmp_path / "out")
+    pixels, classes = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(classes))
+    images = np.concatenate([columns.array(split, "image") for split in NUM_ROWS])
+    labels = np.concatenate([columns.array(split, "label") for split in NUM_ROWS])
+    np.testing.assert_array_equal(images.reshape(-1, 64), (pixels / 16).astype(np.float32)[order])
+    np.testing.assert_array_equal(labels, classes[order])
 
 
 def test_the_command_answers_with_one_line(ingesting: Ingesting):
