@@ -16,7 +16,7 @@ from cells import cell
 import glasshouse
 from glasshouse import client as public
 from glasshouse import errors
-from glasshouse.client import training
+from glasshouse.client.training import specs as training
 
 WIDEST = 96
 FIRST = ("Client", "Job", "Layer", "LayerStats", "History", "Series", "Probe", "Command")

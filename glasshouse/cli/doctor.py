@@ -18,7 +18,7 @@ from glasshouse.cli.broker import StackError, check_socket_path, find_binary
 from glasshouse.cli.processes import ROOT
 from glasshouse.cli.stack import open_to_others
 from glasshouse.client import Client
-from glasshouse.client.address import read_runtime
+from glasshouse.client.connection.address import read_runtime
 from glasshouse.errors import APIError, APIStatusError
 from glasshouse.versions import SAFE_SQLITE
 

@@ -11,7 +11,7 @@ from glasshouse.cli import completion, durations, output, overrides, references
 from glasshouse.cli.output import Json
 from glasshouse.cli.watch import detaching, follow
 from glasshouse.client import Client, Dataset, Job
-from glasshouse.client.arguments import device_of, moved
+from glasshouse.client.training.arguments import device_of, moved
 from glasshouse.errors import NotFoundError
 from glasshouse.spec.data import BUILTINS, sources_in
 

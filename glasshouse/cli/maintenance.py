@@ -11,7 +11,7 @@ from glasshouse.cli.broker import StackError
 from glasshouse.cli.output import Json
 from glasshouse.cli.processes import ROOT
 from glasshouse.cli.stack import is_locked
-from glasshouse.client.address import home_dir
+from glasshouse.client.connection.address import home_dir
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Default: $GLASSHOUSE_HOME, or ~/.glasshouse.")

@@ -14,11 +14,11 @@ from glasshouse.cli.jobs import JobId, OnDevice, dataset_of_source
 from glasshouse.cli.output import Json, figure
 from glasshouse.cli.watch import detaching
 from glasshouse.client import Client, Job
-from glasshouse.client.arguments import device_of
-from glasshouse.client.sources import first_split
-from glasshouse.client.statistics import LayerStats
-from glasshouse.client.tables import TABLES, write_table
-from glasshouse.client.tensors import Array, read_outputs, write_tensors
+from glasshouse.client.data.statistics import LayerStats
+from glasshouse.client.data.tables import TABLES, write_table
+from glasshouse.client.data.tensors import Array, read_outputs, write_tensors
+from glasshouse.client.training.arguments import device_of
+from glasshouse.client.training.sources import first_split
 from glasshouse.spec.tensor_kinds import LISTED
 
 Save = Annotated[

@@ -19,7 +19,7 @@ from glasshouse.cli.output import Json
 from glasshouse.cli.processes import ROOT
 from glasshouse.cli.stack import Stack, is_locked, make_home, running_stack
 from glasshouse.client import Client
-from glasshouse.client.address import home_dir, is_stopped, read_runtime, stopped_text
+from glasshouse.client.connection.address import home_dir, is_stopped, read_runtime, stopped_text
 from glasshouse.errors import APIConnectionError, APIStatusError
 
 DETACHED_READY_S = 180.0

@@ -30,7 +30,7 @@ from glasshouse import processes
 from glasshouse.cli.broker import StackError, answers, check_socket_path, configuration, find_binary
 from glasshouse.cli.processes import ROOT, Child
 from glasshouse.client import Client
-from glasshouse.client.address import read_runtime
+from glasshouse.client.connection.address import read_runtime
 from glasshouse.errors import APIError
 from glasshouse.lifeline import START_VARIABLE, VARIABLE
 from glasshouse.processes import Identity

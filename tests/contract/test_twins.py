@@ -25,7 +25,7 @@ def test_the_blocking_client_is_what_the_script_makes_of_the_awaited_one():
 
 def shown(value: Any) -> str:
     """A signature without what says that it is awaited."""
-    text = str(value).replace("glasshouse.client.aio.", "glasshouse.client.")
+    text = str(value).replace("glasshouse.client.aio.", "glasshouse.client.blocking.")
     return text.replace("Async", "").replace("async_generator", "generator")
 
 

@@ -22,7 +22,7 @@ from api.submission.start import merged
 from engine.datasets.formats import formats
 from glasshouse.cli import doctor, main
 from glasshouse.cli.processes import ROOT
-from glasshouse.client.arguments import device_of
+from glasshouse.client.training.arguments import device_of
 from tests.stub_api import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
@@ -71,7 +71,7 @@ def test_wrong_usage_is_2(run: Run):
 
 
 def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("glasshouse.client.connection.requests.FIRST_DELAY_S", 0.0)
     monkeypatch.delenv("GLASSHOUSE_URL", raising=False)
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
     assert main(["jobs"]) == 8

@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse.cli import durations, main
 from glasshouse.cli.broker import StackError
 from glasshouse.cli.stack import make_home
-from glasshouse.client.address import find_service
+from glasshouse.client.connection.address import find_service
 from tests.stub_api import answer, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.test_commands import fixed

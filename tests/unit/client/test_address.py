@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from glasshouse.client.address import find_service, home_dir
+from glasshouse.client.connection.address import find_service, home_dir
 
 URL, KEY = "http://127.0.0.1:8420", "gh_local"
 

@@ -26,10 +26,10 @@ from engine.losses.losses import build_loss, loss_classes
 from engine.optim.lr_schedulers import build_scheduler, scheduler_classes
 from engine.optim.optimizers import build_optimizer, optimizer_classes
 from glasshouse import jsonio
-from glasshouse.client.arguments import accept, device_of
 from glasshouse.client.modules.torch_objects import describe
 from glasshouse.client.modules.weight_names import with_rates
-from glasshouse.client.training import train_spec
+from glasshouse.client.training.arguments import accept, device_of
+from glasshouse.client.training.specs import train_spec
 from glasshouse.spec import Loss, Optimizer, parse_job
 from glasshouse.suggestions import nearest
 from tests.stub_api import answer, job

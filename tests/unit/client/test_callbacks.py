@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.callbacks import NAMES
-from glasshouse.client.early_stop import StopLimit
+from glasshouse.client.monitoring.callbacks import NAMES
+from glasshouse.client.training.early_stop import StopLimit
 from tests.stub_api import Serve, answer, job, job_of, problem
 from tests.unit.client.test_stream import Streamed
 

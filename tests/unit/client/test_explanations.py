@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.client.statistics import Captured
+from glasshouse.client.data.statistics import Captured
 from tests.stub_api import answer, events, job, job_of, listing, problem
 from tests.unit.client.test_stream import frame
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.probe_specs import as_probe
+from glasshouse.client.training.probe_specs import as_probe
 from tests.stub_api import answer, events, job, job_of, listing, problem
 
 Connect = Callable[..., gh.Client]

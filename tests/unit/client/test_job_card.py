@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.client.job_card import Card, sparkline
+from glasshouse.client.monitoring.job_card import Card, sparkline
 from tests.stub_api import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
@@ -209,7 +209,7 @@ def test_an_awaited_job_lives_in_its_own_loop(serve: Serve, monkeypatch: pytest.
 def test_a_card_of_a_service_that_was_unavailable_continues(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("glasshouse.client.job.RETRY_S", 0.0)
+    monkeypatch.setattr("glasshouse.client.blocking.job.RETRY_S", 0.0)
     shown = in_notebook(monkeypatch)
     answers = iter([problem(503), answer(job(state="running")), problem(500), problem(404)])
     routes = service("running", [])

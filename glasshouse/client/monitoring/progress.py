@@ -4,7 +4,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from glasshouse.client.job_card import Card
+from glasshouse.client.monitoring.job_card import Card
 
 
 class Bar:

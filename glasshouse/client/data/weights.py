@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from glasshouse import jsonio
+from glasshouse.client.data.tensors import Array
 from glasshouse.client.modules.weight_names import names_in_module
-from glasshouse.client.tensors import Array
 
 _NAMES = {"bool": "BOOL", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "c": "C"}

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel
 
 from glasshouse.client.modules import is_module
-from glasshouse.client.probe_specs import as_probe
-from glasshouse.client.training import Document, TrainOptions
+from glasshouse.client.training.probe_specs import as_probe
+from glasshouse.client.training.specs import Document, TrainOptions
 from glasshouse.spec.presets import PRESETS
 from glasshouse.suggestions import did_you_mean, either
 

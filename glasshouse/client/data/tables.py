@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from glasshouse import jsonio
-from glasshouse.client.tensors import Array
+from glasshouse.client.data.tensors import Array
 
 TABLES = (".csv", ".jsonl", ".parquet")
 

@@ -10,8 +10,9 @@ import httpx2
 
 import glasshouse
 from glasshouse import jsonio
-from glasshouse.client.address import Address
-from glasshouse.client.requests import (
+from glasshouse.client.blocking.running import chunks, sleep
+from glasshouse.client.connection.address import Address
+from glasshouse.client.connection.requests import (
     API,
     Params,
     Request,
@@ -21,7 +22,6 @@ from glasshouse.client.requests import (
     wait_after,
     with_json,
 )
-from glasshouse.client.running import chunks, sleep
 from glasshouse.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 CONNECT_S = 5.0

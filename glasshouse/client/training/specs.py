@@ -7,10 +7,10 @@ from typing import Any, Literal, TypedDict, cast
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from glasshouse.client.arrays import as_array
-from glasshouse.client.frames import columns_for, field_name, is_frame, read_dataset
+from glasshouse.client.data.arrays import as_array
+from glasshouse.client.data.frames import columns_for, field_name, is_frame, read_dataset
+from glasshouse.client.data.tensors import Array
 from glasshouse.client.modules import is_dataset, is_module
-from glasshouse.client.tensors import Array
 from glasshouse.spec import Graph, InferJob, Preset, TrainJob
 from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.metrics import ALONE

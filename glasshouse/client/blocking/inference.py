@@ -4,14 +4,14 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from glasshouse.client.arguments import inputs_of, settle_device
-from glasshouse.client.job import Job
-from glasshouse.client.records import Checkpoint, Dataset
-from glasshouse.client.resources import Checkpoints, Datasets, Jobs
-from glasshouse.client.running import in_thread
-from glasshouse.client.sources import first_split
-from glasshouse.client.tensors import Array
-from glasshouse.client.training import (
+from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.records import Checkpoint, Dataset
+from glasshouse.client.blocking.resources import Checkpoints, Datasets, Jobs
+from glasshouse.client.blocking.running import in_thread
+from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.arguments import inputs_of, settle_device
+from glasshouse.client.training.sources import first_split
+from glasshouse.client.training.specs import (
     Document,
     JobOptions,
     ResultField,

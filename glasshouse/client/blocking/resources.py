@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from glasshouse.client.arrays import read_splits, write_splits
-from glasshouse.client.events import AnyEvent
-from glasshouse.client.files import format_of, pieces, sha256_of
-from glasshouse.client.job import Job
-from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.requests import API, Request, id_in_path
-from glasshouse.client.running import in_thread
-from glasshouse.client.training import Network, Spec, as_document, network_of
-from glasshouse.client.transport import Transport
-from glasshouse.client.weights import weights_file
+from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.records import Checkpoint, Dataset, Record
+from glasshouse.client.blocking.running import in_thread
+from glasshouse.client.blocking.transport import Transport
+from glasshouse.client.connection.requests import API, Request, id_in_path
+from glasshouse.client.data.arrays import read_splits, write_splits
+from glasshouse.client.data.files import format_of, pieces, sha256_of
+from glasshouse.client.data.weights import weights_file
+from glasshouse.client.monitoring.events import AnyEvent
+from glasshouse.client.training.specs import Network, Spec, as_document, network_of
 from glasshouse.spec.data import BUILTINS, sources_in
 
 _SAFETENSORS = "application/vnd.safetensors"

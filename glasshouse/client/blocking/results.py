@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
-from glasshouse.client.records import Checkpoint, Record
-from glasshouse.client.statistics import Phase, Step
-from glasshouse.client.tensors import Array, read_outputs, read_tensors
+from glasshouse.client.blocking.records import Checkpoint, Record
+from glasshouse.client.data.statistics import Phase, Step
+from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 from glasshouse.metric_direction import direction_of
 

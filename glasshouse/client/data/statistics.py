@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.client.frames import Library, frame
-from glasshouse.client.series import Floats, Steps, floats
-from glasshouse.client.tensors import Array, as_torch
+from glasshouse.client.data.frames import Library, frame
+from glasshouse.client.data.series import Floats, Steps, floats
+from glasshouse.client.data.tensors import Array, as_torch
 from glasshouse.spec.tensor_kinds import TensorKind
 from glasshouse.suggestions import did_you_mean
 

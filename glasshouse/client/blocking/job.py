@@ -6,20 +6,26 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Literal, overload
 
 from glasshouse import jsonio
-from glasshouse.client.callbacks import Action, Call, Dispatcher, action_of, check_callbacks
-from glasshouse.client.control import Controlled
-from glasshouse.client.events import AnyEvent, read_event
-from glasshouse.client.explanations import LOG_LINES, Explanation, explain
-from glasshouse.client.job_card import MOST_POINTS, Card
-from glasshouse.client.layers import Layers
-from glasshouse.client.probe_specs import as_probe
-from glasshouse.client.probes import Probe
-from glasshouse.client.progress import Bar
-from glasshouse.client.requests import API, Request
-from glasshouse.client.results import Results
-from glasshouse.client.running import card_html, in_background, resolved, sleep
-from glasshouse.client.series import Series, SeriesTable
-from glasshouse.client.stream import EventStream
+from glasshouse.client.blocking.control import Controlled
+from glasshouse.client.blocking.layers import Layers
+from glasshouse.client.blocking.probes import Probe
+from glasshouse.client.blocking.results import Results
+from glasshouse.client.blocking.running import card_html, in_background, resolved, sleep
+from glasshouse.client.blocking.stream import EventStream
+from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.data.series import Series, SeriesTable
+from glasshouse.client.monitoring.callbacks import (
+    Action,
+    Call,
+    Dispatcher,
+    action_of,
+    check_callbacks,
+)
+from glasshouse.client.monitoring.events import AnyEvent, read_event
+from glasshouse.client.monitoring.explanations import LOG_LINES, Explanation, explain
+from glasshouse.client.monitoring.job_card import MOST_POINTS, Card
+from glasshouse.client.monitoring.progress import Bar
+from glasshouse.client.training.probe_specs import as_probe
 from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
 RETRY_S = 5.0

@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from glasshouse.client.arguments import moved
-from glasshouse.client.early_stop import StopLimit
-from glasshouse.client.records import Record
+from glasshouse.client.blocking.records import Record
+from glasshouse.client.training.arguments import moved
+from glasshouse.client.training.early_stop import StopLimit
 
 
 class Command(Record):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
-from glasshouse.client.frames import field_name
+from glasshouse.client.data.frames import field_name
 from glasshouse.client.modules import is_module
-from glasshouse.client.training import Document, TrainOptions, as_document, network_of
+from glasshouse.client.training.specs import Document, TrainOptions, as_document, network_of
 
 
 class Stored(Protocol):

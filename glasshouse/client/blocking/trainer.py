@@ -4,15 +4,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from glasshouse.client.arguments import accept
-from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
-from glasshouse.client.frames import as_columns, is_frame
+from glasshouse.client.blocking.records import Dataset
+from glasshouse.client.blocking.resources import Checkpoints, Datasets
+from glasshouse.client.blocking.running import in_thread
+from glasshouse.client.data.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.data.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.modules.weight_names import with_rates
-from glasshouse.client.records import Dataset
-from glasshouse.client.resources import Checkpoints, Datasets
-from glasshouse.client.running import in_thread
-from glasshouse.client.sources import (
+from glasshouse.client.training.arguments import accept
+from glasshouse.client.training.sources import (
     arguments_of,
     declared,
     first_split,
@@ -21,7 +21,7 @@ from glasshouse.client.sources import (
     sources,
     with_shapes,
 )
-from glasshouse.client.training import (
+from glasshouse.client.training.specs import (
     Document,
     TrainOptions,
     as_document,

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, cast
 
-from glasshouse.client.events import AnyEvent
+from glasshouse.client.monitoring.events import AnyEvent
 from glasshouse.events import EndEvent, MetricsEvent, StateEvent, is_upkeep
 
 Logs = dict[str, float]

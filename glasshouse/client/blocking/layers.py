@@ -5,8 +5,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from glasshouse.client.requests import API, Request
-from glasshouse.client.statistics import (
+from glasshouse.client.blocking.transport import Transport
+from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.data.statistics import (
     Captured,
     History,
     Kind,
@@ -15,8 +16,7 @@ from glasshouse.client.statistics import (
     Step,
     missing_reason,
 )
-from glasshouse.client.tensors import Array, read_tensors
-from glasshouse.client.transport import Transport
+from glasshouse.client.data.tensors import Array, read_tensors
 from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 import glasshouse
-from glasshouse.client.address import Address
+from glasshouse.client.connection.address import Address
 from glasshouse.errors import APIConnectionError
 
 URL = "inproc://"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasshouse.client.frames import Library, frame
+from glasshouse.client.data.frames import Library, frame
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from glasshouse.client.data.tensors import Array
 from glasshouse.client.modules import is_dataset
 from glasshouse.client.modules.weight_names import is_lengths
-from glasshouse.client.tensors import Array
 
 FEATURES = "x"
 """The field of the numeric columns of a frame."""

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from glasshouse import jsonio
-from glasshouse.client.events import AnyEvent, read_event
-from glasshouse.client.requests import Request, backoff
-from glasshouse.client.running import sleep
-from glasshouse.client.sse import Decoder, Message
-from glasshouse.client.transport import Transport
+from glasshouse.client.blocking.running import sleep
+from glasshouse.client.blocking.transport import Transport
+from glasshouse.client.connection.requests import Request, backoff
+from glasshouse.client.connection.sse import Decoder, Message
+from glasshouse.client.monitoring.events import AnyEvent, read_event
 from glasshouse.errors import APIConnectionError, APIStatusError
 
 SILENCE_S = 45.0

@@ -3,7 +3,7 @@
 
 from typing import Any, Literal, Self
 
-from glasshouse.client.records import Record
+from glasshouse.client.blocking.records import Record
 
 
 class Probe(Record):

@@ -7,12 +7,10 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
-from glasshouse.client.address import find_service
-from glasshouse.client.inference import Inferring
-from glasshouse.client.job import Job
-from glasshouse.client.records import Checkpoint, Record
-from glasshouse.client.requests import API, Request, with_json
-from glasshouse.client.resources import (
+from glasshouse.client.blocking.inference import Inferring
+from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.records import Checkpoint, Record
+from glasshouse.client.blocking.resources import (
     Catalog,
     Checkpoints,
     Datasets,
@@ -23,12 +21,20 @@ from glasshouse.client.resources import (
     Webhooks,
     Workers,
 )
-from glasshouse.client.running import in_process
-from glasshouse.client.stream import EventStream
-from glasshouse.client.tensors import Array
-from glasshouse.client.trainer import Trainer
-from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
-from glasshouse.client.transport import Transport
+from glasshouse.client.blocking.running import in_process
+from glasshouse.client.blocking.stream import EventStream
+from glasshouse.client.blocking.trainer import Trainer
+from glasshouse.client.blocking.transport import Transport
+from glasshouse.client.connection.address import find_service
+from glasshouse.client.connection.requests import API, Request, with_json
+from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.specs import (
+    JobOptions,
+    ResultField,
+    Spec,
+    TrainOptions,
+    as_document,
+)
 
 INPROC = "inproc://"
 

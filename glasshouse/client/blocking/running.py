@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast
 
 import httpx2
 
-from glasshouse.client.address import Address
-from glasshouse.client.job_card import Card
+from glasshouse.client.connection.address import Address
+from glasshouse.client.monitoring.job_card import Card
 from glasshouse.errors import APIError
 
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ def in_process() -> tuple[Address, httpx2.Client]:
     Raises:
         APIConnectionError: a required package is not installed or is shadowed by another module.
     """
-    from glasshouse.client.in_process import InProcess  # noqa: PLC0415 (imports the whole service)
+    from glasshouse.client.connection.in_process import InProcess  # noqa: PLC0415 (imports the whole service)
 
     client = InProcess()
     return client.address, client

@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from glasshouse.client.tensors import Array
+from glasshouse.client.data.tensors import Array
 
 SPLITS = ("train", "validation", "test")
 Column = Array | list[Array]
