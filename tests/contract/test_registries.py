@@ -19,7 +19,7 @@ import pytest
 import glasshouse as gh
 from engine.data.augmentation.augmenting import APPLIED
 from glasshouse import plugins
-from glasshouse.cli import probes, results
+from glasshouse.cli.jobs import probes, results
 from glasshouse.client.data import statistics
 from glasshouse.spec import augmentation
 from glasshouse.spec.tensor_kinds import LISTED, TENSOR_KINDS

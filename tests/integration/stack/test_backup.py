@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from glasshouse.ids import new_id
 from models import backup
 from models.backup import BackupError

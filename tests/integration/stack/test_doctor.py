@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from glasshouse.cli.doctor import FIX_READY
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.doctor import FIX_READY
+from glasshouse.cli.service.processes import ROOT
 from models.access import webhooks
 from models.database import Database
 from models.fleet import workers

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from models import backup, database, startup
 from models.backup import BackupError
 from models.database import Database

@@ -9,7 +9,7 @@ from pathlib import Path
 import redis
 
 from glasshouse import processes
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from tests.integration.stack.conftest import RunningStack, command
 from tests.waiting import until
 

@@ -20,8 +20,9 @@ from starlette.routing import Route
 import glasshouse
 from api.submission.start import merged
 from engine.datasets.formats import formats
-from glasshouse.cli import doctor, main
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli import main
+from glasshouse.cli.service import doctor
+from glasshouse.cli.service.processes import ROOT
 from glasshouse.client.training.arguments import device_of
 from tests.stub_api import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run

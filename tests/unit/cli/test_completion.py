@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.cli import completion, main
+from glasshouse.cli import main
+from glasshouse.cli.arguments import completion
 from tests.stub_api import Serve, job, listing
 
 Complete = Callable[..., list[str]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from glasshouse.cli.job_view import JobView, sparkline
+from glasshouse.cli.jobs.job_view import JobView, sparkline
 from glasshouse.events import STATS_COLUMNS
 from tests.stub_api import job
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli.overrides import apply
+from glasshouse.cli.arguments.overrides import apply
 
 
 def spec() -> dict[str, Any]:

@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.cli.broker import Binary, StackError, check_socket_path, configuration, inspect
-from glasshouse.cli.processes import Child
-from glasshouse.cli.stack import (
+from glasshouse.cli.service.broker import (
+    Binary,
+    StackError,
+    check_socket_path,
+    configuration,
+    inspect,
+)
+from glasshouse.cli.service.processes import Child
+from glasshouse.cli.service.stack import (
     end_leftovers,
     free_port,
     is_locked,
@@ -97,7 +103,8 @@ def test_one_home_has_one_stack(home: Path):
 
 def test_the_lock_is_free_when_its_holder_is_killed(home: Path):
     code = (
-        "import sys, time; from pathlib import Path; from glasshouse.cli.stack import locked\n"
+        "import sys, time; from pathlib import Path\n"
+        "from glasshouse.cli.service.stack import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.cli import durations, main
-from glasshouse.cli.broker import StackError
-from glasshouse.cli.stack import make_home
+from glasshouse.cli import main
+from glasshouse.cli.service.broker import StackError
+from glasshouse.cli.service.stack import make_home
+from glasshouse.cli.terminal import durations
 from glasshouse.client.connection.address import find_service
 from tests.stub_api import answer, job, listing, problem
 from tests.unit.cli.conftest import Run

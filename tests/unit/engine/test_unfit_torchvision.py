@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli import doctor
+from glasshouse.cli.service import doctor
 from tests.unit.engine.making import spec
 
 ROOT = Path(__file__).parents[3]

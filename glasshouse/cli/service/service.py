@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import processes
-from glasshouse.cli import exit_codes, output
-from glasshouse.cli.broker import StackError
-from glasshouse.cli.doctor import examine
-from glasshouse.cli.output import Json
-from glasshouse.cli.processes import ROOT
-from glasshouse.cli.stack import Stack, is_locked, make_home, running_stack
+from glasshouse.cli.service.broker import StackError
+from glasshouse.cli.service.doctor import examine
+from glasshouse.cli.service.processes import ROOT
+from glasshouse.cli.service.stack import Stack, is_locked, make_home, running_stack
+from glasshouse.cli.terminal import exit_codes, output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client
 from glasshouse.client.connection.address import home_dir, is_stopped, read_runtime, stopped_text
 from glasshouse.errors import APIConnectionError, APIStatusError

@@ -7,9 +7,10 @@ from typing import Annotated, Any, cast
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import completion, durations, output, overrides, references
-from glasshouse.cli.output import Json
-from glasshouse.cli.watch import detaching, follow
+from glasshouse.cli.arguments import completion, overrides, references
+from glasshouse.cli.jobs.watch import detaching, follow
+from glasshouse.cli.terminal import durations, output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client, Dataset, Job
 from glasshouse.client.training.arguments import device_of, moved
 from glasshouse.errors import NotFoundError

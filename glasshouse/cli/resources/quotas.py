@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import output, overrides
-from glasshouse.cli.output import Json
+from glasshouse.cli.arguments import overrides
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client
 
 

@@ -27,8 +27,14 @@ from typing import IO, Any
 
 import glasshouse
 from glasshouse import processes
-from glasshouse.cli.broker import StackError, answers, check_socket_path, configuration, find_binary
-from glasshouse.cli.processes import ROOT, Child
+from glasshouse.cli.service.broker import (
+    StackError,
+    answers,
+    check_socket_path,
+    configuration,
+    find_binary,
+)
+from glasshouse.cli.service.processes import ROOT, Child
 from glasshouse.client import Client
 from glasshouse.client.connection.address import read_runtime
 from glasshouse.errors import APIError

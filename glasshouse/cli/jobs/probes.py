@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import output, references
-from glasshouse.cli.jobs import JobId
-from glasshouse.cli.output import Json
+from glasshouse.cli.arguments import references
+from glasshouse.cli.jobs.jobs import JobId
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client, Probe
 from glasshouse.spec.tensor_kinds import LISTED
 

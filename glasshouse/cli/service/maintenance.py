@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.broker import StackError
-from glasshouse.cli.output import Json
-from glasshouse.cli.processes import ROOT
-from glasshouse.cli.stack import is_locked
+from glasshouse.cli.service.broker import StackError
+from glasshouse.cli.service.processes import ROOT
+from glasshouse.cli.service.stack import is_locked
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client.connection.address import home_dir
 
 Home = Annotated[

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glasshouse import jsonio
-from glasshouse.cli import exit_codes
+from glasshouse.cli.terminal import exit_codes
 from glasshouse.errors import APIStatusError, GlasshouseError, JobFailed
 
 _ID = re.compile(r"[a-z]+_[0-9a-z]{26}")

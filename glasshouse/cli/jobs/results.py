@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glasshouse.cli import completion, output, references
-from glasshouse.cli.job_view import WIDEST_TREND, sparkline
-from glasshouse.cli.jobs import JobId, OnDevice, dataset_of_source
-from glasshouse.cli.output import Json, figure
-from glasshouse.cli.watch import detaching
+from glasshouse.cli.arguments import completion, references
+from glasshouse.cli.jobs.job_view import WIDEST_TREND, sparkline
+from glasshouse.cli.jobs.jobs import JobId, OnDevice, dataset_of_source
+from glasshouse.cli.jobs.watch import detaching
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.output import Json, figure
 from glasshouse.client import Client, Job
 from glasshouse.client.data.statistics import LayerStats
 from glasshouse.client.data.tables import TABLES, write_table

@@ -21,7 +21,7 @@ def named(
     complete: Callable[[str], Offers],
     about: str = "The id or an id prefix, the name, or 'last'.",
 ) -> Any:
-    """An argument for one or several resources, resolved by `glasshouse.cli.references`."""
+    """An argument for one or several resources, resolved by `cli.arguments.references`."""
     return typer.Argument(metavar=metavar, help=about, autocompletion=complete)
 
 

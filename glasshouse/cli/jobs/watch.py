@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from glasshouse.cli import exit_codes, output
-from glasshouse.cli.job_view import JobView
+from glasshouse.cli.jobs.job_view import JobView
+from glasshouse.cli.terminal import exit_codes, output
 from glasshouse.client import Job
 
 LINE_EVERY_S = 1.0

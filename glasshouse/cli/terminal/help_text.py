@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from glasshouse.cli.output import Json
+from glasshouse.cli.terminal.output import Json
 
 
 class Command(TyperCommand):

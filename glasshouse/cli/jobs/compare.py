@@ -5,8 +5,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from glasshouse.cli import completion, durations, output, references
-from glasshouse.cli.output import Json
+from glasshouse.cli.arguments import completion, references
+from glasshouse.cli.terminal import durations, output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client, Job
 from glasshouse.events import is_upkeep
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from glasshouse import jsonio
-from glasshouse.cli.output import figure
+from glasshouse.cli.terminal.output import figure
 from glasshouse.metric_direction import direction_of
 
 

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli import output, overrides, references
-from glasshouse.cli.jobs import JobId, OnDevice, watch_job
-from glasshouse.cli.output import Json
-from glasshouse.cli.watch import detaching
+from glasshouse.cli.arguments import overrides, references
+from glasshouse.cli.jobs.jobs import JobId, OnDevice, watch_job
+from glasshouse.cli.jobs.watch import detaching
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client, Job
 
 Watch = Annotated[bool, typer.Option("--watch", help="Watch the new job until it ends.")]

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import completion, output, references
-from glasshouse.cli.help_text import Command, group
-from glasshouse.cli.output import Json
+from glasshouse.cli.arguments import completion, references
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.help_text import Command, group
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Checkpoint, Client
 
 CheckpointId = Annotated[

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from glasshouse.cli.broker import StackError, check_socket_path, find_binary
-from glasshouse.cli.processes import ROOT
-from glasshouse.cli.stack import open_to_others
+from glasshouse.cli.service.broker import StackError, check_socket_path, find_binary
+from glasshouse.cli.service.processes import ROOT
+from glasshouse.cli.service.stack import open_to_others
 from glasshouse.client import Client
 from glasshouse.client.connection.address import read_runtime
 from glasshouse.errors import APIError, APIStatusError

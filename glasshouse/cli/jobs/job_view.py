@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glasshouse import jsonio
-from glasshouse.cli.output import figure
+from glasshouse.cli.terminal.output import figure
 from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli import completion, output, references
-from glasshouse.cli.help_text import Command, group
-from glasshouse.cli.jobs import tell_notes
-from glasshouse.cli.output import Json
+from glasshouse.cli.arguments import completion, references
+from glasshouse.cli.jobs.jobs import tell_notes
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.help_text import Command, group
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client, Dataset
 from glasshouse.spec.data import size_of
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli import output
-from glasshouse.cli.help_text import Command, group
-from glasshouse.cli.output import Json
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.help_text import Command, group
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client
 
 Name = Annotated[str, typer.Argument(help="The worker's name.")]
