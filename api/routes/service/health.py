@@ -8,8 +8,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from api.http.access import Read
 from api.http.answers import Json
-from api.routes.prometheus import ProcessMetrics
-from api.routes.readiness import Readiness
+from api.routes.service.prometheus import ProcessMetrics
+from api.routes.service.readiness import Readiness
 from api.schemas import documents
 
 router = APIRouter(tags=["service"])

@@ -11,7 +11,7 @@ from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged
 from api.http.cursors import seq_of
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas import inspection
 from glasshouse import jsonio
 from models.database import Transaction

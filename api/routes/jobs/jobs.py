@@ -20,7 +20,7 @@ from api.http.answers import (
     tagged,
 )
 from api.http.bodies import Body, Parsed, body_of, described, parse_job_body
-from api.routes.quotas import admit
+from api.routes.access.quotas import admit
 from api.schemas import documents
 from api.schemas.views import BASE, job_json
 from api.streaming import waiting

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 from api.app_state import AppState, AppStateDep
 from api.http.access import Read, Submit
 from api.http.answers import etag, is_fresh, list_of, not_modified, tagged, time_text
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
 from glasshouse.errors import ArtifactNotFound

@@ -13,9 +13,9 @@ from api.http.access import Read
 from api.http.answers import bad_parameter, etag, is_fresh, not_modified
 from api.rendering import drawing
 from api.rendering.drawing import HistogramSeries, Line
-from api.routes.events import JobId
-from api.routes.layers import check_kind, tensor_name
-from api.routes.stats import share_edges
+from api.routes.observations.events import JobId
+from api.routes.observations.layers import check_kind, tensor_name
+from api.routes.observations.stats import share_edges
 from api.schemas import inspection
 from glasshouse.errors import MetricNotFound
 from models.database import Transaction

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Submit
 from api.http.bodies import Body, Parsed, body_of, described, parse_spec
-from api.routes.events import JobId
-from api.routes.jobs import accepted, notify, store
+from api.routes.jobs.jobs import accepted, notify, store
+from api.routes.observations.events import JobId
 from api.schemas.documents import Job as JobDocument
 from api.schemas.documents import answers
 from api.schemas.views import BASE

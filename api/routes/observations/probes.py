@@ -11,7 +11,7 @@ from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, check_match, etag, list_of
 from api.http.bodies import Body, Parsed, body_of, described, parse
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
 from api.schemas.views import BASE, probe_json

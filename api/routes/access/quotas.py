@@ -10,7 +10,7 @@ from api.app_state import AppState, AppStateDep
 from api.http.access import Admin, Caller, Read
 from api.http.answers import Json
 from api.http.bodies import Body, Parsed, body_of, described
-from api.routes.keys import Word
+from api.routes.access.keys import Word
 from api.schemas import documents
 from api.schemas.views import BASE
 from glasshouse.errors import ScopeTooSmall

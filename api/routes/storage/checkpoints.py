@@ -14,7 +14,7 @@ from api.app_state import AppState, AppStateDep
 from api.http import bodies
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of, tagged
-from api.routes.files import WEIGHTS, CheckpointId, checkpoint_json
+from api.routes.storage.files import WEIGHTS, CheckpointId, checkpoint_json
 from api.schemas import documents, inspection
 from api.schemas.views import BASE
 from api.submission import idempotent

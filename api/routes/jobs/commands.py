@@ -12,7 +12,7 @@ from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import Json, Paged, page_of
 from api.http.bodies import Body, Parsed, body_of, described
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas.documents import Command as CommandDocument
 from api.schemas.documents import CommandList, answers
 from api.schemas.views import BASE, command_json

@@ -15,7 +15,7 @@ from api.http.answers import etag, is_fresh, list_of, not_modified, tagged
 from api.http.attempts import OfAttempt
 from api.rendering import columnar
 from api.rendering.columnar import Column, RowGroup
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
 from glasshouse.errors import MetricNotFound

@@ -16,9 +16,9 @@ from api.http.access import Read
 from api.http.answers import bad_parameter, etag, list_of
 from api.rendering import columnar, quantiles
 from api.rendering.columnar import Column, RowGroup
-from api.routes.events import JobId
-from api.routes.layers import Phase, check_kind
-from api.routes.metrics import FromStep, ToStep
+from api.routes.observations.events import JobId
+from api.routes.observations.layers import Phase, check_kind
+from api.routes.observations.metrics import FromStep, ToStep
 from api.schemas import inspection
 from glasshouse import histogram_bins as universal
 from models.database import Transaction

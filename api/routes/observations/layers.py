@@ -24,7 +24,7 @@ from api.http.attempts import OfAttempt
 from api.rendering import pictures, slices, tensors
 from api.rendering.tensor_names import tensor_name
 from api.rendering.tensors import Array, TensorBody
-from api.routes.events import JobId
+from api.routes.observations.events import JobId
 from api.schemas import inspection
 from api.schemas.documents import answers
 from glasshouse.errors import ArtifactNotFound, InvalidRequest
