@@ -1,9 +1,9 @@
 """Runs many clients of one event stream in one process: raw sockets, without parsing JSON.
 
-``python -m bench.readers URL PATH COUNT FILE``, with the key in ``GLASSHOUSE_API_KEY``. Prints a
-line when every stream has sent hello and one when every stream has ended. FILE gets an array with
-the rows: client, arrival (seconds), first and last event number. Fails if a number is missing,
-duplicated or out of order.
+``python -m bench.service.readers URL PATH COUNT FILE``, with the key in ``GLASSHOUSE_API_KEY``.
+Prints a line when every stream has sent hello and one when every stream has ended. FILE gets an
+array with the rows: client, arrival (seconds), first and last event number. Fails if a number is
+missing, duplicated or out of order.
 """
 
 import json
@@ -99,7 +99,7 @@ class Readers:
     def __init__(self, url: str, path: str, key: str, count: int, file: Path) -> None:
         self._file = file
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.readers", url, path, str(count), str(file)],
+            [sys.executable, "-m", "bench.service.readers", url, path, str(count), str(file)],
             env=os.environ | {"GLASSHOUSE_API_KEY": key},
             stdout=subprocess.PIPE,
             text=True,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.streaming import Control
+from bench.data.streaming import Control
 from worker.processes.fork_server import FIXED
 
 Columns = dict[str, np.ndarray]
@@ -302,7 +302,7 @@ def measure(case: str) -> dict[str, Any]:
 
 
 def _run(directory: str, case: str, variables: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.memory", "--in", directory, "--case", case]
+    command = [sys.executable, "-m", "bench.data.memory", "--in", directory, "--case", case]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **variables}
     )

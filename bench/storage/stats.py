@@ -1,7 +1,7 @@
 """Measures statistics of a long job: bytes on disk, the time of a fold, the time of a query.
 
-``python -m bench.stats`` fills a SQLite database through `models`, as a supervisor does, and
-prints one JSON line. It takes about two minutes of a core and 3 GB of disk.
+``python -m bench.storage.stats`` fills a SQLite database through `models`, as a supervisor does,
+and prints one JSON line. It takes about two minutes of a core and 3 GB of disk.
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS_PER_SHIPMENT = 10
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.stats")
+    parser = argparse.ArgumentParser(prog="python -m bench.storage.stats")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--tensors", type=int, default=200)
     given = parser.parse_args(arguments)

@@ -21,9 +21,9 @@ import numpy as np
 import psutil
 import torch
 
-from bench import step as mnist
-from bench.step import Clock
-from bench.turns import TURN, figures, ratios, take_turns
+from bench.training import step as mnist
+from bench.training.step import Clock
+from bench.training.turns import TURN, figures, ratios, take_turns
 from engine.core.spool import SpoolWriter
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
@@ -102,7 +102,7 @@ def transformer() -> tuple[dict, dict, list[np.ndarray]]:
 
 
 def cnn() -> tuple[dict, dict, list[np.ndarray]]:
-    """Return those of the MNIST network of ``bench.step``, without its metric."""
+    """Return those of the MNIST network of ``bench.training.step``, without its metric."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (6000, 28, 28), dtype=np.uint8)
     spec = {**mnist.spec(1), "metrics": []}
@@ -171,7 +171,7 @@ class Bench:
         self.rows = load(source, job.data.fields, table, seed=0, device=cpu)
         self.spool = SpoolWriter(directory / "spool")
         self.ring = Ring.shared(ring_bytes or default_num_bytes())
-        command = [sys.executable, "-m", "bench.consumer", str(self.ring.name)]
+        command = [sys.executable, "-m", "bench.probes.consumer", str(self.ring.name)]
         command += [str(directory / "spool"), str(directory / "artifacts")]
         self.consumer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.consumer.stdout is not None
@@ -252,7 +252,7 @@ def compared(bench: Bench, rounds: int, turn: int, probe: dict | None) -> list[t
 def main() -> None:
     settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
     if any(os.environ.get(name) != value for name, value in settings.items()):
-        command = [sys.executable, "-m", "bench.watching", *sys.argv[1:]]
+        command = [sys.executable, "-m", "bench.probes.watching", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])

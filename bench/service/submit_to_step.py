@@ -1,8 +1,8 @@
 """Measures the time from an accepted job to its first optimizer step, on a warm worker.
 
-``python -m bench.submit_to_step`` measures from the submission with its wake-up to the `at` of the
-rank's first step, and until that step can be read from the database. Prints JSON. Run it on an
-otherwise idle machine.
+``python -m bench.service.submit_to_step`` measures from the submission with its wake-up to the `at`
+of the rank's first step, and until that step can be read from the database. Prints JSON. Run it on
+an otherwise idle machine.
 """
 
 import argparse

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from bench.streaming import write
+from bench.data.streaming import write
 from engine.data.batches.rows import tensors_of
 from engine.data.batches.shuffle_pool import Draw, Pool, PoolDraws
 from engine.data.sources.reading import RowStore, SourceReader

@@ -1,9 +1,9 @@
 """Measures the latency of events from the database to one and to many streaming clients.
 
-``python -m bench.stream`` starts a broker and an API of its own and prints JSON lines. The events
-are those of a job with statistics at every step. The code of `models` writes them in batches, as a
-worker does. The clients are one other process, which fails if a client misses an event. Some cases
-also have clients that never read; they must not affect the others.
+``python -m bench.service.stream`` starts a broker and an API of its own and prints JSON lines. The
+events are those of a job with statistics at every step. The code of `models` writes them in
+batches, as a worker does. The clients are one other process, which fails if a client misses an
+event. Some cases also have clients that never read; they must not affect the others.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 from redis import Redis
 
-from bench.readers import Readers
+from bench.service.readers import Readers
 from glasshouse.events import STATS_COLUMNS
 from models.database import Database
 from models.jobs.shipments import Batch
@@ -58,7 +58,7 @@ CASES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.stream")
+    parser = argparse.ArgumentParser(prog="python -m bench.service.stream")
     parser.add_argument("--case", choices=[*CASES], nargs="*", default=[*CASES])
     parser.add_argument("--seconds", type=float, default=15.0)
     given = parser.parse_args(arguments)

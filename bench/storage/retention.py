@@ -1,4 +1,4 @@
-"""Measures the size of events and values in PostgreSQL: ``python -m bench.retention``.
+"""Measures the size of events and values in PostgreSQL: ``python -m bench.storage.retention``.
 
 It ships events of two values as a worker does, twenty per shipment, and asks PostgreSQL for the
 size of the tables with their indexes. From that it calculates the size for 80 jobs with 20 events
@@ -35,7 +35,7 @@ _TABLES = {"events": ("events",), "values": ("metrics", "metric_spans")}
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.retention")
+    parser = argparse.ArgumentParser(prog="python -m bench.storage.retention")
     parser.add_argument("--events", type=int, default=200_000)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:

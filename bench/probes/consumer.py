@@ -1,9 +1,9 @@
 """Empties a ring in a process of its own.
 
-``python -m bench.consumer <ring> <spool> <directory>`` does with whole tensors what a worker's
-supervisor does, except for the rows in the database. It reads the spool at a supervisor's pace,
-writes a file of each step into artifacts, and frees the space in the ring. SIGUSR1 makes its disk
-slow, SIGUSR2 normal again.
+``python -m bench.probes.consumer <ring> <spool> <directory>`` does with whole tensors what a
+worker's supervisor does, except for the rows in the database. It reads the spool at a supervisor's
+pace, writes a file of each step into artifacts, and frees the space in the ring. SIGUSR1 makes its
+disk slow, SIGUSR2 normal again.
 """
 
 import os

@@ -5,12 +5,12 @@ environment of its own, from the root of the repository:
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt -e '.[server]' tensorboard wandb
-    /tmp/rivals/bin/python -m bench.rivals
+    /tmp/rivals/bin/python -m bench.probes.rivals
 
-The network is the MNIST network of ``bench.step``. Every ratio is relative to a plain hand-written
-torch loop that alternates with it every five steps (``bench.turns``). All sides run with the
-allocator and garbage collector settings of our ranks, which help tools that keep copies. What each
-side watches:
+The network is the MNIST network of ``bench.training.step``. Every ratio is relative to a plain
+hand-written torch loop that alternates with it every five steps (``bench.training.turns``). All
+sides run with the allocator and garbage collector settings of our ranks, which help tools that keep
+copies. What each side watches:
 
 - ``glasshouse``: statistics of every output, output gradient, parameter and parameter gradient;
   with ``full``, the same tensors whole.
@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
-from bench.step import BATCH, ByHand
-from bench.turns import TURN, Times, Turn, figures, ratios, take_turns
-from bench.watching import ALL, NETWORKS, Bench, cnn
+from bench.probes.watching import ALL, NETWORKS, Bench, cnn
+from bench.training.step import BATCH, ByHand
+from bench.training.turns import TURN, Times, Turn, figures, ratios, take_turns
 from engine.process.rank import calm_collector
 from worker.processes.fork_server import FIXED
 
@@ -173,9 +173,9 @@ def compare(plain: Watched, side: Any, rounds: int, bench: Bench) -> list[Times]
 def main() -> None:
     settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
     if any(os.environ.get(name) != value for name, value in settings.items()):
-        command = [sys.executable, "-m", "bench.rivals", *sys.argv[1:]]
+        command = [sys.executable, "-m", "bench.probes.rivals", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
-    parser = argparse.ArgumentParser(prog="python -m bench.rivals")
+    parser = argparse.ArgumentParser(prog="python -m bench.probes.rivals")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=int, help="default: 1, then 25, each in its own process")
@@ -205,7 +205,7 @@ def main() -> None:
 
 def _again(every: int) -> int:
     """Run the whole comparison in a fresh process."""
-    command = [sys.executable, "-m", "bench.rivals", *sys.argv[1:], "--every", str(every)]
+    command = [sys.executable, "-m", "bench.probes.rivals", *sys.argv[1:], "--every", str(every)]
     return subprocess.run(command, check=False).returncode
 
 

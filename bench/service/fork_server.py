@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from bench.step import META, spec
+from bench.training.step import META, spec
 from engine.core.spool import read_frames
 from engine.plan.plan import parse_spec, plan
 

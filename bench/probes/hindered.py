@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from bench.service import CLI
-from bench.service import spec as digits
-from bench.step import Clock, clocks
-from bench.watching import ALL, Bench, cnn
+from bench.probes.watching import ALL, Bench, cnn
+from bench.service.service import CLI
+from bench.service.service import spec as digits
+from bench.training.step import Clock, clocks
 from engine.training.loop import train
 from engine.training.report import Outputs
 from glasshouse import Client
@@ -218,9 +218,9 @@ def ratios(found: list[Any]) -> dict[str, Any]:
 def main() -> None:
     settings = {name: value for name, value in FIXED.items() if name.startswith("MALLOC_")}
     if any(os.environ.get(name) != value for name, value in settings.items()):
-        command = [sys.executable, "-m", "bench.hindered", *sys.argv[1:]]
+        command = [sys.executable, "-m", "bench.probes.hindered", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **settings})  # noqa: S606
-    parser = argparse.ArgumentParser(prog="python -m bench.hindered")
+    parser = argparse.ArgumentParser(prog="python -m bench.probes.hindered")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--window", type=float, default=8.0, help="seconds, of the viewers' case")

@@ -8,7 +8,7 @@ that nothing else here needs:
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt lightning paddlepaddle numpy torch
-    python -m bench.speed --threads 2 --rivals /tmp/rivals/bin/python
+    python -m bench.training.speed --threads 2 --rivals /tmp/rivals/bin/python
 """
 
 import argparse
@@ -49,7 +49,7 @@ def data() -> tuple[Any, Any]:
 def by_hand() -> Block:
     import torch
 
-    from bench.step import ByHand
+    from bench.training.step import ByHand
 
     images, labels = data()
     x = torch.from_numpy(images).to(torch.float32).reshape(-1, 1, 28, 28) / 255
@@ -61,7 +61,7 @@ def ours(options: dict[str, Any]) -> Block:
     import numpy as np
     import torch
 
-    from bench.step import META, Clock, spec
+    from bench.training.step import META, Clock, spec
     from engine.core.spool import SpoolWriter
     from engine.data.columns.table import Table
     from engine.data.sources.loading import load
@@ -249,7 +249,7 @@ def main() -> None:
     names = dict.fromkeys(("by hand", *OURS), sys.executable)
     names |= dict.fromkeys(RIVALS, given.rivals) if given.rivals else {}
     sides = [
-        Side(name, given.threads, python, bench="bench.speed", ours=name in OURS)
+        Side(name, given.threads, python, bench="bench.training.speed", ours=name in OURS)
         for name, python in names.items()
     ]
     times: dict[str, list[float]] = {name: [] for name in names}

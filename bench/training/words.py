@@ -11,7 +11,7 @@ which other load on the machine disturbs less. PaddlePaddle needs a Python that 
 
     python -m venv /tmp/rivals
     /tmp/rivals/bin/pip install -c constraints.txt paddlepaddle numpy torch
-    python -m bench.words --threads 2 --rivals /tmp/rivals/bin/python
+    python -m bench.training.words --threads 2 --rivals /tmp/rivals/bin/python
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.speed import Side
+from bench.training.speed import Side
 
 BATCH, AROUND, WIDTH = 100, 4, 256
 NUM_ROWS = 100_000
@@ -217,7 +217,11 @@ def compare(names: list[str], given: argparse.Namespace) -> None:
     }
     sides = [
         Side(
-            name, given.threads, pythons[name], bench="bench.words", ours=name.split("/")[0] in OURS
+            name,
+            given.threads,
+            pythons[name],
+            bench="bench.training.words",
+            ours=name.split("/")[0] in OURS,
         )
         for name in names
     ]
@@ -250,7 +254,7 @@ def tell(name: str, first: str, speeds: dict[str, list[Times]], given: argparse.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.words")
+    parser = argparse.ArgumentParser(prog="python -m bench.training.words")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200, help="steps of a block, at most 1000")
     parser.add_argument("--rounds", type=int, default=7)

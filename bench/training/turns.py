@@ -11,7 +11,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from bench.step import clocks
+from bench.training.step import clocks
 
 TURN = 5
 """Steps of a turn by default."""

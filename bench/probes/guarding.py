@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.watching import NETWORKS, Bench
+from bench.probes.watching import NETWORKS, Bench
 from engine.guards.guard import Guard
 from engine.process.rank import calm_collector
 

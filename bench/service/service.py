@@ -1,7 +1,7 @@
 """Measures the whole service: latency of a job, latency of an event, and idle memory.
 
-``python -m bench.service`` starts the embedded service in a directory of its own, submits small
-jobs over HTTP one after another while it is warm, and streams them. It prints one JSON line.
+``python -m bench.service.service`` starts the embedded service in a directory of its own, submits
+small jobs over HTTP one after another while it is warm, and streams them. It prints one JSON line.
 ``post_to_step`` is the time from the POST to the end of the rank's first step. ``step_to_client``
 is the time from the end of a step in the rank to its event in the client.
 """
@@ -21,7 +21,7 @@ import psutil
 
 from glasshouse import Client
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, "-m", "glasshouse.cli"]
 
 

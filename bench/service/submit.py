@@ -1,4 +1,4 @@
-"""Measures how many jobs per second an API accepts: ``python -m bench.submit``: one JSON line."""
+"""Measures how many jobs per second an API accepts, and prints one JSON line."""
 
 import json
 import subprocess

@@ -1,8 +1,8 @@
-"""Measures requests and events during a purge: ``python -m bench.purge [--rows N]``: one JSON line.
+"""Measures requests and events during a purge, and prints one JSON line.
 
-It fills a SQLite database with events of ended jobs. Then it reads over HTTP and ships events,
-first alone and then while another process purges. The ratio of the two matters. Ten million rows
-take some minutes to create and 3 GB of disk.
+``python -m bench.storage.purge [--rows N]`` fills a SQLite database with events of ended jobs. Then
+it reads over HTTP and ships events, first alone and then while another process purges. The ratio of
+the two matters. Ten million rows take some minutes to create and 3 GB of disk.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BATCH = 10_000
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.purge")
+    parser = argparse.ArgumentParser(prog="python -m bench.storage.purge")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--alone-s", type=float, default=10.0)
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """Measures the cost of augmentation: images per second on the MNIST network with and without.
 
-Each kind alternates with the plain job in one process, on one thread (``bench.turns``). Results are
-medians of the ratios of rounds, of wall time and of CPU time. With workers one thread makes the
-batches ahead; it should have a core of its own. Prints a JSON line per kind.
+Each kind alternates with the plain job in one process, on one thread (``bench.training.turns``).
+Results are medians of the ratios of rounds, of wall time and of CPU time. With workers one thread
+makes the batches ahead; it should have a core of its own. Prints a JSON line per kind.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.step import BATCH, META, spec
-from bench.turns import TURN, Turn, figures, ratios, take_turns
+from bench.training.step import BATCH, META, spec
+from bench.training.turns import TURN, Turn, figures, ratios, take_turns
 from engine.core.spool import SpoolWriter
 from engine.data.augmentation.augmenting import Augmenting
 from engine.data.batches.prefetch import Prefetcher

@@ -155,7 +155,7 @@ def measure(
     asked = dict(data)
     if "shuffle" in asked:
         asked["shuffle"] = {"buffer_size": given.rows // asked["shuffle"]["buffer_size"]}
-    command = [sys.executable, "-m", "bench.streaming", "--in", str(directory)]
+    command = [sys.executable, "-m", "bench.data.streaming", "--in", str(directory)]
     done = subprocess.run(
         [*command, "--batch", str(given.batch)],
         input=json.dumps(asked),
