@@ -1,4 +1,4 @@
-"""``-s optimizer.args.lr=0.001``: values put into a spec by their path."""
+"""``-s optimizer.args.lr=0.001``: sets values of a spec by their path."""
 
 from typing import Any, cast
 
@@ -6,10 +6,10 @@ from glasshouse import jsonio
 
 
 def apply(spec: dict[str, Any], text: str) -> None:
-    """Put one ``path=value`` into a spec. The value is JSON, or else a plain string.
+    """Set one ``path=value`` in a spec. The value is JSON, or else a plain string.
 
     Raises:
-        ValueError: it has no ``=``, or the path leads through something without parts.
+        ValueError: it has no ``=``, or the path goes through a value without fields.
     """
     path, found, value = text.partition("=")
     if not found or not path:
@@ -33,7 +33,7 @@ def _step(place: Any, name: str, path: str) -> Any:
         return cast("list[Any]", place)[_index(cast("list[Any]", place), name, path)]
     if isinstance(place, dict):
         return cast("dict[str, Any]", place).setdefault(name, {})
-    raise ValueError(f"-s: {path} leads into a {type(place).__name__}, which has no parts")
+    raise ValueError(f"-s: {path} is of type {type(place).__name__} and has no fields")
 
 
 def _put(place: Any, name: str, value: Any, path: str) -> None:
@@ -43,14 +43,14 @@ def _put(place: Any, name: str, value: Any, path: str) -> None:
     elif isinstance(place, dict):
         place[name] = value
     else:
-        raise ValueError(f"-s: {path} leads into a {type(place).__name__}, which has no parts")
+        raise ValueError(f"-s: {path} is of type {type(place).__name__} and has no fields")
 
 
 def _index(items: list[Any], name: str, path: str) -> int:
-    """A list's place by its number, or by the ``name`` of the thing there (a layer's)."""
+    """The index of a list entry, given by its number or by its ``name`` (of a layer)."""
     for number, item in enumerate(items):
         if isinstance(item, dict) and cast("dict[str, Any]", item).get("name") == name:
             return number
     if name.isascii() and name.isdigit() and int(name) < len(items):
         return int(name)
-    raise ValueError(f"-s: {path}: there is no {name!r} among {len(items)}")
+    raise ValueError(f"-s: {path}: none of the {len(items)} entries is {name!r}")

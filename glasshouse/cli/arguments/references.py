@@ -13,7 +13,7 @@ LAST = "last"
 _WHOLE = re.compile(r"(job|ds|ckpt)_[0-9a-z]{26}")
 _SHOWN = 10
 _MOST = 10_000
-"""Datasets and checkpoints that are looked through for a name."""
+"""The maximum number of datasets or checkpoints that are searched for a name."""
 
 
 class _Kind(NamedTuple):
@@ -28,11 +28,11 @@ _CHECKPOINT = _Kind("ckpt", "checkpoint", "/api/v1/checkpoints")
 
 
 def job_id(client: Client, given: str) -> str:
-    """The id of the job that is meant.
+    """The id of the job that the user named.
 
     Raises:
         NotFoundError: there is none.
-        ValueError: several are meant; lists them.
+        ValueError: several match; it lists them.
     """
     if _WHOLE.fullmatch(given):
         return given
@@ -47,7 +47,7 @@ def job_id(client: Client, given: str) -> str:
 
 
 def dataset_id(client: Client, given: str) -> str:
-    """The id of the dataset that is meant; raises as `job_id` does."""
+    """The id of the dataset that the user named; raises as `job_id` does."""
     return _looked_up(client, _DATASET, given)
 
 
@@ -60,12 +60,12 @@ def dataset_or_name(client: Client, given: str) -> str:
 
 
 def checkpoint_id(client: Client, given: str) -> str:
-    """The id of the checkpoint that is meant; raises as `job_id` does."""
+    """The id of the checkpoint that the user named; raises as `job_id` does."""
     return _looked_up(client, _CHECKPOINT, given)
 
 
 def trained_id(client: Client, given: str) -> str:
-    """The id of a job or a checkpoint, whichever is meant; raises as `job_id` does."""
+    """The id of the job or checkpoint that the user named; raises as `job_id` does."""
     if given.startswith("ckpt_"):
         return checkpoint_id(client, given)
     try:
@@ -125,13 +125,13 @@ def _only(found: list[Any], kind: _Kind, given: str, entries: Callable[[], Itera
         return found[0]["id"]
     if not found:
         if given.startswith(f"{kind.prefix}_"):
-            return given  # the service says best what there is not
+            return given  # the service reports that it does not exist
         meant = did_you_mean(given, (entry["name"] for entry in entries() if entry.get("name")))
         raise _missing(f"no {kind.word} has the name or id prefix {given!r}{meant}")
     lines = [f"{given!r} matches {len(found)} {kind.word}s; use a longer id prefix:"]
     for entry in found[:_SHOWN]:
-        told = (entry.get(word) for word in ("state", "name", "created_at"))
-        lines.append("  ".join(["", entry["id"], *(str(word) for word in told if word)]))
+        described = (entry.get(word) for word in ("state", "name", "created_at"))
+        lines.append("  ".join(["", entry["id"], *(str(word) for word in described if word)]))
     lines += ["  …"] if len(found) > _SHOWN else []
     raise ValueError("\n".join(lines))
 

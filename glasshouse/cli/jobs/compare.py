@@ -52,7 +52,7 @@ def compare(
             )
     rows += [[name, *map(_shown, values)] for name, values in settings.items()]
     output.table(["", *heads], rows, short={"", *heads})
-    output.tell(address)
+    output.message(address)
 
 
 def _metrics(jobs: Sequence[Job]) -> list[str]:

@@ -93,8 +93,8 @@ def set_(
         return
     output.line(command.id)
     step = "" if command.step is None else f" at step {command.step}"
-    output.tell(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}:")
-    output.tell(f"{command.state}{step}")
+    output.message(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}:")
+    output.message(f"{command.state}{step}")
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -112,7 +112,7 @@ def _print_state(job: Job, *, as_json: bool) -> None:
     if as_json:
         output.document(job.data)
     else:
-        output.tell(f"{job.id} is {job.state}")
+        output.message(f"{job.id} is {job.state}")
 
 
 def _print_created(job: Job, *, watch: bool, as_json: bool) -> None:
@@ -122,4 +122,4 @@ def _print_created(job: Job, *, watch: bool, as_json: bool) -> None:
         output.document(job.data)
     else:
         output.line(job.id)
-        output.tell(f"{job.name}; watch it: glasshouse watch {job.id}")
+        output.message(f"{job.name}; watch it: glasshouse watch {job.id}")

@@ -1,4 +1,4 @@
-"""What is known of a job that is watched, and how it looks in a terminal of any width."""
+"""The state of a watched job, and its rendering in a terminal of any width."""
 
 import math
 import threading
@@ -19,12 +19,12 @@ from glasshouse.events import is_upkeep
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-~=+*#"
-"""Where the terminal has no others."""
+"""For terminals without the block characters."""
 KEPT_LOSSES = 4000
 KEPT_TREND = 400
 WIDEST_NAME, WIDEST_TREND, LEAST_TREND = 30, 40, 6
 _FIGURES = {"mean": 9, "std": 9, "act. grad": 9, "weight grad": 11, "NaN/Inf": 7}
-"""Columns of a layer's row, and how wide each may become."""
+"""Columns of a layer's row, and their maximum widths."""
 _STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -34,7 +34,7 @@ _STYLES = {
 
 @dataclass
 class Watched:
-    """The newest figures of one layer."""
+    """The newest statistics of one layer."""
 
     mean: float | None = None
     std: float | None = None
@@ -43,7 +43,7 @@ class Watched:
     param_norms: dict[str, float] = field(default_factory=dict[str, float])
     bad: dict[str, int] = field(default_factory=dict[str, int])
     trend: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_TREND))
-    """Spread of its output over the steps."""
+    """Standard deviation of its output over the steps."""
     step: int = -1
 
     @property
@@ -53,7 +53,7 @@ class Watched:
 
     @property
     def num_bad(self) -> int:
-        """How many of the newest values are not finite."""
+        """The number of NaN and Inf among the newest values."""
         return sum(self.bad.values())
 
     def see(self, tensor: str, kind: str, figures: dict[str, Any]) -> None:
@@ -72,11 +72,11 @@ _GRADIENTS: dict[str, Callable[[Watched], float | None]] = {
     "act. grad": lambda layer: layer.grad_norm,
     "weight grad": lambda layer: layer.param_norm,
 }
-"""Columns that are there where a probe watches such gradients; two tensors, and two names."""
+"""Columns that are shown only if a probe watches these gradients."""
 
 
 class JobView:
-    """Takes a job's events; renders what they say. May be rendered from another thread."""
+    """Receives a job's events and renders them. It can be rendered from another thread."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._lock = threading.Lock()
@@ -90,16 +90,16 @@ class JobView:
         self.layers: dict[str, Watched] = {}
         self.notes: deque[str] = deque(maxlen=3)
         self.alerts: dict[str, int] = {}
-        """What is not finite, and since which step."""
+        """The metrics and tensors with NaN or Inf, and the first such step."""
         self.findings: deque[str] = deque(maxlen=2)
 
     def refresh(self, job: dict[str, Any]) -> None:
-        """Take the job's newest document, for its progress."""
+        """Store the job's newest document, for its progress."""
         with self._lock:
             self.job = job
 
     def see(self, event: dict[str, Any]) -> list[str]:
-        """Take one event as the service sent it; what is to be said of it."""
+        """Process one event as the service sent it; return the lines to print."""
         with self._lock:
             known = len(self.alerts)
             if event["type"] == "metrics":
@@ -119,7 +119,7 @@ class JobView:
             return [f"NaN or Inf from step {step} on: {name}" for name, step in new]
 
     def _see_attempt(self, event: dict[str, Any]) -> list[str]:
-        """Forget what the new attempt runs again."""
+        """Drop the values of steps that the new attempt repeats."""
         first = event["resumed_from_step"]
         if first is None:
             return []
@@ -160,7 +160,7 @@ class JobView:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Generator[RenderableType]:
-        """The view, for a terminal of any width from 60 columns; not higher than it."""
+        """The view, for terminals of 60 columns and more. It is not higher than the terminal."""
         bars = PLAIN_BARS if options.ascii_only else BARS
         with self._lock:
             above = [self._head(), self._bar(), *self._figures(bars), *self._alarm()]
@@ -212,7 +212,7 @@ class JobView:
         return grid
 
     def _figures(self, bars: str) -> list[Text]:
-        """What training says, and below it what evaluations say."""
+        """The values of training, and below them those of evaluations."""
         first = Text(no_wrap=True, overflow="ellipsis")
         if "loss" in self.values:
             first.append(f"loss {figure(self.values['loss'])} ")
@@ -225,7 +225,7 @@ class JobView:
         return [first, second] if judged else [first]
 
     def _alarm(self) -> list[Text]:
-        """What is not finite, the first of it first, and what was found out about it."""
+        """The tensors and metrics with NaN or Inf, the earliest first, and the findings."""
         if not self.alerts:
             return [Text(text, style="bold") for text in self.findings]
         first = min(self.alerts.values())
@@ -236,14 +236,14 @@ class JobView:
         return [alarm, *(Text(text, style="bold") for text in self.findings)]
 
     def _watching(self) -> list[str]:
-        """What watching costs, where it is known."""
+        """The overhead of watching, if it is known."""
         overhead = self.job.get("probe_overhead")
         if overhead is None or overhead["fraction"] is None:
             return []
         return [f"watching {jsonio.number(overhead['fraction']):.1%}"]
 
     def _layers(self, width: int, bars: str, room: int | None) -> list[RenderableType]:
-        """Rows of layers as they fit; where not all do, those that are not finite first."""
+        """As many layers as fit. If not all do, those with NaN or Inf come first."""
         if room is None or len(self.layers) <= room:
             return [self.table(width, bars)]
         shown = sorted(self.layers, key=lambda name: not self.layers[name].num_bad)[: max(room, 1)]
@@ -257,7 +257,7 @@ class JobView:
         bars: str = BARS,
         layers: Mapping[str, Watched] | None = None,
     ) -> Table:
-        """Each watched layer's newest figures; in a terminal also the course of its spread."""
+        """The newest statistics of each watched layer; in a terminal also the trend of its std."""
         rows = self.layers if layers is None else layers
         table = Table(box=None, pad_edge=False, header_style="bold")
         widest = None if width is None else WIDEST_NAME
@@ -287,7 +287,7 @@ class JobView:
 
 
 def _note_of(event: dict[str, Any]) -> str | None:
-    """What a line under the bars says of an event; None: nothing."""
+    """The line to print for an event, or None."""
     match event["type"]:
         case "checkpoint":
             return f"checkpoint after {event['step']} steps"
@@ -296,7 +296,7 @@ def _note_of(event: dict[str, Any]) -> str | None:
         case "finding":
             return str(event["message"])
         case "adjusted":
-            return f"{event['what']} went from {event['from']} to {event['to']}"
+            return f"{event['what']} changed from {event['from']} to {event['to']}"
         case "command":
             return _command_line(event)
         case _:
@@ -308,9 +308,9 @@ def _command_line(event: dict[str, Any]) -> str:
     if event["state"] == "rejected":
         settings: list[str] = list(event.get("set") or [event["do"]])
         why: dict[str, Any] = event["problem"] or {}
-        return f"refused at step {event['step']}: {', '.join(settings)}: {why.get('detail')}"
+        return f"rejected at step {event['step']}: {', '.join(settings)}: {why.get('detail')}"
     if event.get("do"):
-        return f"{event['do']} asked for before step {event['step']}"
+        return f"{event['do']} requested before step {event['step']}"
     old: dict[str, Any] = event["old"] or {}
     new: dict[str, Any] = event["new"] or {}
     changes = (f"{name} {old.get(name)} → {value}" for name, value in new.items())
@@ -318,7 +318,7 @@ def _command_line(event: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float], width: int, bars: str = BARS) -> str:
-    """The course of values in one line of characters; ``!`` where one is not finite."""
+    """The trend of values in one line of characters; ``!`` marks NaN or Inf."""
     if not values:
         return ""
     count = min(width, len(values))

@@ -76,8 +76,8 @@ def submit(
             output.document(job.data)
         else:
             output.line(job.id)
-            output.tell(f"{job.name}: {page_of(client, job)}")
-            output.tell(f"watch it: glasshouse watch {job.id}")
+            output.message(f"{job.name}: {page_of(client, job)}")
+            output.message(f"watch it: glasshouse watch {job.id}")
 
 
 def page_of(client: Client, job: Job) -> str:
@@ -104,7 +104,7 @@ def show(job: JobId, json: Json = False) -> None:
     facts["steps"] = _steps(found)
     facts["devices"] = ", ".join(f"{one['id']} of {one['worker']}" for one in found.devices)
     facts["labels"] = ", ".join(f"{key}:{value}" for key, value in found.labels.items())
-    facts["page"] = address
+    facts["dashboard"] = address
     output.facts({name: value for name, value in facts.items() if value not in (None, "")})
     summary: dict[str, dict[str, Any]] = found.data.get("summary") or {}
     if summary:
@@ -115,9 +115,9 @@ def show(job: JobId, json: Json = False) -> None:
         output.line("")
         output.table(["metric", *columns], rows, short={"metric"}, numbers=columns)
     if found.error is not None:
-        output.tell(f"\nfailed: {found.error['message']}")
+        output.message(f"\nfailed: {found.error['message']}")
         if found.error.get("hint"):
-            output.tell(f"hint: {found.error['hint']}")
+            output.message(f"hint: {found.error['hint']}")
 
 
 _FACTS = (
@@ -139,7 +139,7 @@ def delete(
         for job in dict.fromkeys(ids):
             client.jobs.delete(job)
             if not json:
-                output.tell(f"{job} deleted")
+                output.message(f"{job} deleted")
     if json:
         output.document([{"id": job, "deleted": True} for job in dict.fromkeys(ids)])
 
@@ -212,7 +212,7 @@ def cancel(
     if json:
         output.document(answered.data)
     else:
-        output.tell(f"{job} is {answered.state}")
+        output.message(f"{job} is {answered.state}")
 
 
 def _print_log(record: dict[str, Any], *, as_json: bool) -> None:
@@ -275,9 +275,9 @@ def dataset_of_source(client: Client, source: str) -> Dataset:
     if source.startswith("ds_") or source == references.LAST:
         return client.datasets.get(references.dataset_id(client, source)).wait()
     if Path(source).is_file():
-        output.tell(f"uploading {source} …")
+        output.message(f"uploading {source} …")
         dataset = client.datasets.upload(source)
-        tell_notes(dataset)
+        print_notes(dataset)
         return dataset
     try:
         return client.datasets.named(source)
@@ -287,10 +287,10 @@ def dataset_of_source(client: Client, source: str) -> Dataset:
         raise ValueError(detail.strip()) from None
 
 
-def tell_notes(dataset: Dataset) -> None:
+def print_notes(dataset: Dataset) -> None:
     """Print the notes of the reader of an uploaded file."""
     for note in dataset.data.get("notes") or ():
-        output.tell(f"note: {note['detail']}")
+        output.message(f"note: {note['detail']}")
 
 
 def _steps(job: Job) -> str:

@@ -103,7 +103,7 @@ def _print_removed(probe: Probe, *, as_json: bool) -> None:
     if as_json:
         output.document(probe.data)
     else:
-        output.tell(f"{probe.id} removed")
+        output.message(f"{probe.id} removed")
 
 
 def _print_attached(probe: Probe, *, as_json: bool) -> None:
@@ -112,7 +112,7 @@ def _print_attached(probe: Probe, *, as_json: bool) -> None:
         return
     output.line(probe.id)
     size = output.size(probe.bytes_per_step)
-    output.tell(f"observes {', '.join(probe.matched)}: {size} per observed step")
+    output.message(f"observes {', '.join(probe.matched)}: {size} per observed step")
 
 
 def _split(given: list[str] | None) -> list[str]:

@@ -18,16 +18,16 @@ REFRESH_EVERY_S = 1.0
 
 @contextmanager
 def detaching(job_id: str) -> Generator[None]:
-    """Let Ctrl-C end what is done here, and not the job."""
+    """Make Ctrl-C detach from the job instead of canceling it."""
     try:
         yield
     except KeyboardInterrupt:
-        output.tell(f"detached; the job continues: glasshouse watch {job_id}")
+        output.message(f"detached; the job continues: glasshouse watch {job_id}")
         raise typer.Exit(exit_codes.DETACHED) from None
 
 
 def follow(job: Job, *, to_stderr: bool) -> None:
-    """Show a job until it has ended; the job is read anew at the end."""
+    """Show a job until it has ended, then read it again."""
     console = Console(stderr=to_stderr, highlight=False)
     view = JobView(job.data)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -52,7 +52,7 @@ def _feed(job: Job, view: JobView, seen: Callable[[str, list[str]], None]) -> No
 
 
 class _Lines:
-    """Prints a line for each turn of events, and figures at most once a second."""
+    """Prints a line for each note and each new state, and values at most once a second."""
 
     def __init__(self, view: JobView, console: Console) -> None:
         self._view = view

@@ -32,9 +32,9 @@ def list_checkpoints(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, newest first. State best: the best of its job by checkpoint.keep_best."""
+    """List checkpoints, newest first. The state best marks the best one by checkpoint.keep_best."""
     if of is not None and job is not None:
-        raise typer.BadParameter("give the job once", param_hint="--job")
+        raise typer.BadParameter("pass the job only once", param_hint="--job")
     job = of or job
     with Client() as client:
         found = client.checkpoints.list(None if job is None else references.job_id(client, job))
@@ -85,7 +85,7 @@ def download(
     if json:
         output.document({"id": checkpoint, "file": str(file), "size_bytes": size})
     else:
-        output.tell(f"{file}: {size} bytes")
+        output.message(f"{file}: {size} bytes")
 
 
 @app.command(cls=Command)
@@ -97,4 +97,4 @@ def delete(checkpoint: CheckpointId, json: Json = False) -> None:
     if json:
         output.document({"id": checkpoint, "deleted": True})
     else:
-        output.tell(f"{checkpoint} deleted")
+        output.message(f"{checkpoint} deleted")

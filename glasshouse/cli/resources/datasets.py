@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse.cli.arguments import completion, references
-from glasshouse.cli.jobs.jobs import tell_notes
+from glasshouse.cli.jobs.jobs import print_notes
 from glasshouse.cli.terminal import output
 from glasshouse.cli.terminal.help_text import Command, group
 from glasshouse.cli.terminal.output import Json
@@ -70,13 +70,13 @@ def upload(
         output.document(dataset.data)
     else:
         output.line(dataset.id)
-        output.tell(f"{_rows(dataset)} rows")
-        tell_notes(dataset)
+        output.message(f"{_rows(dataset)} rows")
+        print_notes(dataset)
 
 
 @app.command(cls=Command)
 def formats(json: Json = False) -> None:
-    """List the file formats, with the ends of file names by which they are inferred."""
+    """List the file formats and the file name suffixes from which they are inferred."""
     with Client() as client:
         found = [one for one in client.catalog.get("datasets") if one.get("kind") == "format"]
     if json:
@@ -102,8 +102,8 @@ def show(
         return
     columns = ["column", "dtype", "shape"]
     output.table(columns, ([*_column(one)] for one in found.columns), short={"column"})
-    output.tell(f"{found.state}; rows: {_rows(found)}")
-    tell_notes(found)
+    output.message(f"{found.state}; rows: {_rows(found)}")
+    print_notes(found)
     for row in first:
         output.line("  ".join(f"{name}={str(value)[:40]}" for name, value in row.items()))
 
@@ -117,7 +117,7 @@ def delete(dataset: DatasetId, json: Json = False) -> None:
     if json:
         output.document({"id": dataset, "deleted": True})
     else:
-        output.tell(f"{dataset} is deleted")
+        output.message(f"{dataset} deleted")
 
 
 def devices(json: Json = False) -> None:

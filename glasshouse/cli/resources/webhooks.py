@@ -48,7 +48,7 @@ def remove(
     if json:
         output.document({"id": webhook, "deleted": True})
     else:
-        output.tell(f"{webhook} deleted")
+        output.message(f"{webhook} deleted")
 
 
 @app.command(cls=Command)

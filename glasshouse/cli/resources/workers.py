@@ -31,7 +31,7 @@ def drain(worker: Name, json: Json = False) -> None:
     if json:
         output.document(drained)
     else:
-        output.tell(f"{worker} accepts no new jobs until it is restarted")
+        output.message(f"{worker} accepts no new jobs until it is restarted")
 
 
 @app.command(cls=Command)
@@ -42,4 +42,4 @@ def remove(worker: Name, json: Json = False) -> None:
     if json:
         output.document({"id": worker, "deleted": True})
     else:
-        output.tell(f"{worker} removed")
+        output.message(f"{worker} removed")

@@ -1,4 +1,4 @@
-"""The embedded broker: which Valkey or Redis to run, and how it is configured."""
+"""The embedded broker: which Valkey or Redis runs, and its configuration."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class StackError(GlasshouseError):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A server program that can be the broker."""
+    """A server binary that can be the broker."""
 
     path: Path
     product: str
@@ -31,7 +31,7 @@ class Binary:
 
     @property
     def is_new_enough(self) -> bool:
-        """Whether it may be used."""
+        """Whether its version is supported."""
         return self.version >= LEAST_BROKER[self.product]
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Binary:
 
 
 def find_binary() -> Binary:
-    """The first of valkey-server and redis-server on PATH that is new enough, else the package's.
+    """The first supported valkey-server or redis-server on PATH, else the one of the package.
 
     Raises:
         StackError: there is none.
@@ -57,7 +57,7 @@ def find_binary() -> Binary:
 
 
 def inspect(path: Path) -> Binary | None:
-    """Ask a program for its product and version; None when it is neither of the two."""
+    """The product and version of a binary; None if it is neither Valkey nor Redis."""
     try:
         shown = subprocess.run(  # noqa: S603
             [path, "--version"], capture_output=True, text=True, timeout=10, check=False
@@ -73,17 +73,17 @@ def inspect(path: Path) -> Binary | None:
 
 
 def check_socket_path(path: Path) -> None:
-    """Refuse a path that the system cannot bind a Unix socket to.
+    """Reject a path that the system cannot bind a Unix socket to.
 
     Raises:
         StackError: it is too long.
     """
     limit = 108 if sys.platform == "linux" else 104
-    length = len(os.fsencode(path)) + 1  # and the NUL at its end
+    length = len(os.fsencode(path)) + 1  # with the final NUL
     if length > limit:
         raise StackError(
             f"{path} is too long for a Unix socket ({length} of at most {limit} bytes): "
-            "choose a shorter --home"
+            "select a shorter --home"
         )
 
 
@@ -127,5 +127,5 @@ def _packaged() -> str | None:
 def _quoted(path: Path) -> str:
     text = str(path)
     if any(ord(character) < 32 for character in text):
-        raise StackError(f"{text!r} holds control characters; choose another --home")
+        raise StackError(f"{text!r} contains control characters; select another --home")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -16,7 +16,7 @@ from typing import Literal
 
 from glasshouse.cli.service.broker import StackError, check_socket_path, find_binary
 from glasshouse.cli.service.processes import ROOT
-from glasshouse.cli.service.stack import open_to_others
+from glasshouse.cli.service.stack import accessible_to_others
 from glasshouse.client import Client
 from glasshouse.client.connection.address import read_runtime
 from glasshouse.errors import APIError, APIStatusError
@@ -30,17 +30,17 @@ FIX_KERNEL = (
     "dnf install gcc-c++; Alpine: apk add g++; macOS: xcode-select --install), then reinstall "
     "glasshouse, or in a checkout: python -m engine.native"
 )
-FIX_PAGE = (
-    "The API works all the same. In a checkout: make page (with Node 20 or newer, or with one from "
-    "PyPI); else get Node, then install glasshouse anew"
+FIX_DASHBOARD = (
+    "The API works without it. In a checkout: make page (with Node 20 or newer, or the one from "
+    "PyPI). Otherwise install Node, then reinstall glasshouse."
 )
 FIX_READY = {
     "database": "Check that the database server runs. See logs/api.log.",
     "schema": "Stop every API and worker, then: glasshouse backup DIRECTORY, glasshouse migrate.",
-    "database_write": "Check for a full disk or a locked database. See logs/api.log.",
+    "database_write": "Check whether the disk is full or the database is locked. See logs/api.log.",
     "integrity": "Stop the service and restore the last backup: glasshouse restore.",
     "broker": "See logs/valkey.log; 'glasshouse up' restarts it. Jobs run without it.",
-    "workers": "See logs/worker.log. Start one: glasshouse worker; restart unresponsive ones.",
+    "workers": "See logs/worker.log. Start a worker: glasshouse worker. Restart unresponsive ones.",
     "sweepers": "Start a worker: no worker looks for lost jobs. See logs/worker.log.",
     "planner": "It restarts automatically; if it does not, see logs/api.log.",
     "disk": "Free disk space: glasshouse purge --dry-run shows what can be deleted.",
@@ -50,10 +50,10 @@ FIX_READY = {
     "file_system": "Set GLASSHOUSE_HOME to a local disk.",
 }
 FIX_CUDA_KERNEL = (
-    "Same figures, slower. Triton comes with torch's CUDA builds for Linux; it wants a C compiler "
-    "and Python's headers (Debian, Ubuntu: apt install gcc python3-dev)"
+    "Same results, but slower. Triton comes with torch's CUDA builds for Linux. It needs a C "
+    "compiler and Python's headers (Debian, Ubuntu: apt install gcc python3-dev)"
 )
-FIX_METRICS = "pip install 'glasshouse[server]', then start the service again"
+FIX_METRICS = "pip install 'glasshouse[server]', then restart the service"
 ENGINE_TIMEOUT_S = 60
 _ASSIGNED = re.compile(r"^(__version__|cuda)\b[^=]*=\s*(?:'([^']*)'|None)", re.MULTILINE)
 
@@ -80,7 +80,7 @@ def examine(home: Path) -> list[Check]:
         _kernel,
         _cuda_kernel,
         metrics,
-        page,
+        dashboard,
         _broker,
         _sqlite,
         _permissions,
@@ -94,7 +94,7 @@ def examine(home: Path) -> list[Check]:
 def _python(home: Path) -> Check:
     version = platform.python_version()
     if sys.version_info[:2] not in TRIED_PYTHONS:
-        fix = "torch of the supported versions may have no build for it; 3.11 is the safe choice."
+        fix = "The supported versions of torch may have no build for it; use Python 3.11."
         return Check("python", "warn", f"{version} ({sys.executable})", fix)
     return Check("python", "ok", f"{version} ({sys.executable})")
 
@@ -158,7 +158,7 @@ def _path_of_statistics(name: str, device: str, module: str, fix: str) -> Check:
     if code == 0:
         return Check(name, "ok", f"statistics on {device} are native: {out}")
     if code is None:
-        return Check(name, "warn", f"cannot be asked: {err}", fix)
+        return Check(name, "warn", f"cannot be checked: {err}", fix)
     reason_text = (out or err or "no answer").splitlines()[-1]
     return Check(name, "warn", f"statistics on {device} use the slow path: {reason_text}", fix)
 
@@ -169,16 +169,16 @@ def metrics(home: Path) -> Check:
     if code == 0:
         return Check("metrics", "ok", out)
     if code is None:
-        return Check("metrics", "warn", f"cannot be asked: {err}", FIX_METRICS)
+        return Check("metrics", "warn", f"cannot be checked: {err}", FIX_METRICS)
     reason, _, fix = out.partition("\n")
     reason_text = reason or (err or "no answer").splitlines()[-1]
     return Check(
-        "metrics", "fail", f"those of torchmetrics are refused: {reason_text}", fix or FIX_METRICS
+        "metrics", "fail", f"torchmetrics cannot be used: {reason_text}", fix or FIX_METRICS
     )
 
 
 def _run_module(module: str) -> tuple[int | None, str, str]:
-    """How a module of the engine, run as a process, ends, and what it says; None: it does not."""
+    """Run a module of the engine: exit status (None: it did not exit), stdout and stderr."""
     command = [sys.executable, "-m", module]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
@@ -189,12 +189,12 @@ def _run_module(module: str) -> tuple[int | None, str, str]:
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
-def page(home: Path) -> Check:
-    """Whether the page is where api/http/dashboard.py looks for it."""
+def dashboard(home: Path) -> Check:
+    """Whether the dashboard is where api/http/dashboard.py looks for it."""
     for place in (ROOT / "api" / "page_files", ROOT / "dashboard" / "dist"):
         if (place / "index.html").is_file():
-            return Check("page", "ok", str(place))
-    return Check("page", "warn", "is not built", FIX_PAGE)
+            return Check("dashboard", "ok", str(place))
+    return Check("dashboard", "warn", "is not built", FIX_DASHBOARD)
 
 
 def _broker(home: Path) -> Check:
@@ -218,9 +218,9 @@ def _sqlite(home: Path) -> Check:
 def _permissions(home: Path) -> Check:
     if not home.exists():
         return Check("home", "ok", f"{home} will be created by 'glasshouse up'")
-    path = open_to_others(home)
+    path = accessible_to_others(home)
     if path is not None:
-        return Check("home", "fail", f"{path} is accessible to others", f"chmod go= {path}")
+        return Check("home", "fail", f"{path} is accessible to other users", f"chmod go= {path}")
     return Check("home", "ok", str(home))
 
 
@@ -231,7 +231,7 @@ def _disk(home: Path) -> Check:
     free = shutil.disk_usage(place).free
     reply = f"{free / 1024**3:.1f} GiB free at {place}"
     if free < LEAST_FREE_BYTES:
-        return Check("disk", "warn", reply, "Checkpoints and captures need space: free some.")
+        return Check("disk", "warn", reply, "Free disk space: checkpoints and captures need it.")
     return Check("disk", "ok", reply)
 
 
@@ -239,7 +239,7 @@ def _socket_path(home: Path) -> Check:
     try:
         check_socket_path(home / "run" / "valkey.sock")
     except StackError as error:
-        return Check("socket", "fail", error.detail, "Choose a shorter --home.")
+        return Check("socket", "fail", error.detail, "Select a shorter --home.")
     return Check("socket", "ok", str(home / "run" / "valkey.sock"))
 
 
@@ -273,7 +273,7 @@ def _readiness(home: Path) -> list[Check]:
     except APIStatusError as error:
         reply = error.problem
     except (APIError, KeyError):
-        return []  # said by the check of the service
+        return []  # _service reports it
     found = [
         Check(f"ready/{name}", "fail", reason_text, FIX_READY.get(name))
         for name, reason_text in reply.get("checks", {}).items()
@@ -297,4 +297,4 @@ def _service(home: Path) -> Check:
     except (APIError, KeyError) as error:
         detail = error.detail if isinstance(error, APIError) else f"runtime.json lacks {error}"
         return Check("service", "fail", detail, "glasshouse down; glasshouse up")
-    return Check("service", "ok", f"{runtime['url']} answers, version {version}")
+    return Check("service", "ok", f"{runtime['url']} responds, version {version}")

@@ -53,7 +53,7 @@ def purge(
 
 def _become(module: str, arguments: list[str], home: Path | None, *, json: bool) -> None:
     for name in ("GLASSHOUSE_ARTIFACTS_DIR", "GLASSHOUSE_WORK_DIR"):
-        if value := os.environ.get(name):  # it may be relative to where the user stands
+        if value := os.environ.get(name):  # it may be relative to the user's directory
             os.environ[name] = _absolute(Path(value))
     os.environ["GLASSHOUSE_HOME"] = str(_place(home))
     os.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""Child processes of the stack: each started in a group of its own, watched and stopped."""
+"""Child processes of the stack, each in a process group of its own."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ import glasshouse
 from glasshouse.processes import Identity, identify
 
 ROOT = Path(glasshouse.__file__).resolve().parents[1]
-"""Where the service's packages lie. Processes start here, so that a ``models`` folder in the
-user's own directory is never taken for ours."""
+"""The directory of the service's packages. Processes start here, so that they never import a
+``models`` folder of the user's own directory."""
 
 
 class Child:
@@ -34,7 +34,7 @@ class Child:
         self.command = list(command)
         self.log = log
         self.grace_s = grace_s
-        """How long it may take to end before it is killed."""
+        """The time that it has to exit before it is killed."""
         self.failures = 0
         self.started_at = 0.0
         self._environ = dict(environ)
@@ -43,12 +43,12 @@ class Child:
         self.running: Identity | None = None
 
     def with_environ(self, more: Mapping[str, str]) -> Self:
-        """Give it more environment variables, before it is started."""
+        """Add environment variables. Call it before `start`."""
         self._environ |= more
         return self
 
     def start(self) -> None:
-        """Start it in a session of its own; what it prints goes to its log."""
+        """Start it in a session of its own, with its output in its log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
                 self.command,
@@ -64,22 +64,22 @@ class Child:
         self.running = identify(self._process.pid)
 
     def ended(self) -> int | None:
-        """Its exit status once it has ended."""
+        """Its exit status, or None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def stop(self) -> None:
-        """Ask it to end, wait, and kill its whole group if it does not."""
+        """Send SIGTERM, wait, and kill its process group if it does not exit."""
         if self._process is None:
             return
         if self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(self.grace_s)
-        with suppress(ProcessLookupError, PermissionError):  # what it left behind in its group
+        with suppress(ProcessLookupError, PermissionError):  # children that it left behind
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def last_words(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> str:
         """The end of its log."""
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")

@@ -45,7 +45,7 @@ def up(
         _up_detached(place, port, workers)
         when_ready()
     else:
-        stack = Stack(place, port=port, num_workers=workers, tell=output.tell)
+        stack = Stack(place, port=port, num_workers=workers, report=output.message)
         stack.run(when_ready)
     if json:
         output.document(_public(read_runtime(place)))
@@ -60,11 +60,13 @@ def down(home: Home = None, json: Json = False) -> None:
     if stack is not None:
         processes.kill(stack, signal.SIGTERM)
         if not processes.wait_gone(stack, DOWN_S):
-            raise StackError(f"did not stop within {DOWN_S:.0f} s (process {stack.pid})")
+            raise StackError(
+                f"the service did not stop within {DOWN_S:.0f} s (process {stack.pid})"
+            )
     if json:
         output.document({"stopped": stack is not None, "home": str(place)})
     else:
-        output.tell("stopped" if stack is not None else f"nothing runs in {place}")
+        output.message("stopped" if stack is not None else f"no service is running in {place}")
 
 
 def status(home: Home = None, json: Json = False) -> None:
@@ -75,7 +77,7 @@ def status(home: Home = None, json: Json = False) -> None:
     if json:
         output.document({"url": client.url, **ready, "workers": workers})
     else:
-        output.line(f"{client.url} is {ready.get('status', 'well')}")
+        output.line(f"{client.url} is {ready.get('status', 'unknown')}")
         for name, found in ready.get("checks", {}).items():
             output.line(f"  {name}: {found}")
         for name, found in ready.get("warnings", {}).items():
@@ -130,21 +132,21 @@ def migrate(context: typer.Context) -> None:
 
 
 def _open(home: Path) -> None:
-    """Open a service that has just started, or say under which link it can be."""
+    """Open the dashboard of a service that has just started, or print the link."""
     runtime = read_runtime(home)
     with Client(runtime["url"], runtime["api_key"]) as client:
         link = client.browser_link()
     if not webbrowser.open(link):
-        output.tell(f"  in a browser       {link}  (once, within a minute)")
+        output.message(f"  in a browser       {link}  (works once, for one minute)")
 
 
 def _address(home: Path | None) -> tuple[str | None, str | None]:
-    """Address and key of the service of a home; without one the client finds them."""
+    """Address and key of the service of a home; without a home, the client finds them."""
     if home is None:
         return None, None
     runtime = read_runtime(_home(home))
     if not runtime.get("url"):
-        raise StackError(f"nothing has run in {_home(home)} yet")
+        raise StackError(f"no service has been started in {_home(home)} yet")
     if is_stopped(runtime):
         raise APIConnectionError(stopped_text(_home(home)))
     return runtime["url"], runtime.get("api_key")
@@ -155,7 +157,7 @@ def _home(given: Path | None) -> Path:
 
 
 def _public(runtime: dict[str, Any]) -> dict[str, Any]:
-    """What may be printed: the key stays in its file."""
+    """The runtime file without the key, which must not be printed."""
     return {name: value for name, value in runtime.items() if name != "api_key"}
 
 
@@ -170,7 +172,7 @@ def _readiness(client: Client) -> dict[str, Any]:
 
 def _become(module: str, arguments: list[str]) -> None:
     for name in ("GLASSHOUSE_HOME", "GLASSHOUSE_ARTIFACTS_DIR", "GLASSHOUSE_WORK_DIR"):
-        if value := os.environ.get(name):  # it may be relative to where the user stands
+        if value := os.environ.get(name):  # it may be relative to the user's directory
             os.environ[name] = str(Path(value).expanduser().absolute())
     os.chdir(ROOT)
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
@@ -201,7 +203,9 @@ def _up_detached(home: Path, port: int, workers: int) -> None:
             raise StackError(f"the service did not start:\n{log.read_text(errors='replace')}")
         if time.monotonic() > deadline:
             process.terminate()
-            raise APIConnectionError(f"it is not ready after {DETACHED_READY_S:.0f} s; see {log}")
+            raise APIConnectionError(
+                f"the service is not ready after {DETACHED_READY_S:.0f} s; see {log}"
+            )
         time.sleep(0.05)
-    output.tell(log.read_text(encoding="utf-8", errors="replace").rstrip())
-    process.returncode = 0  # it lives on by itself: not ours to wait for
+    output.message(log.read_text(encoding="utf-8", errors="replace").rstrip())
+    process.returncode = 0  # it continues to run; do not wait for it

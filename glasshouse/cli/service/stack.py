@@ -1,11 +1,11 @@
-"""The local service: broker, API and workers as child processes of one, which keeps them running.
+"""The local service: broker, API and workers, which one parent process starts and restarts.
 
-What belongs to it lies in one directory, the home. A lock there keeps a second one out;
-``run/stack.json`` names the processes, so that what a killed stack left behind is found.
-API and workers inherit the read end of a pipe (``GLASSHOUSE_LIFELINE_FD``): it ends when the
-stack is gone, however that came about, and then they end too. They are started first and import
-their modules while the broker starts and the database is migrated; a second pipe
-(``GLASSHOUSE_START_FD``), which is then closed, lets them begin.
+All its files are in one directory, the home. A lock there prevents a second service;
+``run/stack.json`` lists the processes, so that the next start finds those that a killed stack left
+behind. API and workers inherit the read end of a pipe (``GLASSHOUSE_LIFELINE_FD``): it closes when
+the stack ends, for whatever reason, and they exit. They are started first and import their modules
+while the broker starts and the database is migrated. They wait until a second pipe
+(``GLASSHOUSE_START_FD``) is closed.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ from glasshouse.processes import Identity
 HOST = "127.0.0.1"
 READY_S = 120.0
 MIGRATE_S = 600.0
-WELL_AFTER_S = 60.0
+HEALTHY_AFTER_S = 60.0
 LONGEST_BACKOFF_S = 30.0
 _DIRECTORIES = ("run", "valkey", "logs", "artifacts", "work")
 
@@ -53,14 +53,14 @@ class Stack:
     """Starts the service, keeps it running, stops it."""
 
     def __init__(
-        self, home: Path, *, port: int, num_workers: int, tell: Callable[[str], None]
+        self, home: Path, *, port: int, num_workers: int, report: Callable[[str], None]
     ) -> None:
         self.home = home
         self.url = ""
         self._broker = ""
         self._port = port
         self._num_workers = num_workers
-        self._tell = tell
+        self._report = report
         self._stopping = threading.Event()
         self._children: list[Child] = []
         self._lifeline: tuple[int, int] | None = None
@@ -72,20 +72,20 @@ class Stack:
         return self.home / "run" / "valkey.sock"
 
     def run(self, when_ready: Callable[[], None] = lambda: None) -> None:
-        """Run the service until a signal comes; ``when_ready`` is called once it is up.
+        """Run the service until it receives a signal; call ``when_ready`` once it is up.
 
         Raises:
-            StackError: it could not be started, or runs already; nothing is left running.
+            StackError: it could not be started, or is already running. No process is left.
         """
         check_socket_path(self.socket)
-        os.umask(0o077)  # the home may be an old directory that others can look into
+        os.umask(0o077)  # an existing home may be readable by others
         make_home(self.home)
         with locked(self.home), self._signals(), ExitStack() as cleaning:
             cleaning.callback(self._clean)
             end_leftovers(self.home)
             cleaning.callback(self._stop)
             self._start()
-            self._tell(self._banner())
+            self._report(self._banner())
             when_ready()
             self._keep_running()
 
@@ -99,9 +99,9 @@ class Stack:
             self._launch(self._child("api", "api", "--host", HOST, "--port", str(port)))
             for number in range(1, self._num_workers + 1):
                 self._launch(self._worker(number))
-            self._await("the broker to answer", lambda: answers(self.socket))
+            self._await("the broker", lambda: answers(self.socket))
             self._migrate()
-        self._await("the API to answer", self._is_up)
+        self._await("the API", self._is_up)
         key = self._key()
         self._write_runtime(key, os.getpid())
         self._await_ready(key)
@@ -150,7 +150,7 @@ class Stack:
 
     def _child(self, name: str, module: str, *arguments: str) -> Child:
         if self._lifeline is None:
-            raise StackError("the lifeline is not there yet")
+            raise StackError("the lifeline pipe does not exist yet")
         return Child(
             name,
             [sys.executable, "-m", module, *arguments],
@@ -174,46 +174,47 @@ class Stack:
         deadline = time.monotonic() + READY_S
         while not happened():
             if self._stopping.is_set():
-                raise StackError("the service was stopped while it started")
+                raise StackError("the service was stopped during startup")
             for child in self._children:
                 if (status := child.ended()) is not None:
                     raise StackError(
-                        f"{child.name} ended with status {status} ({child.log}):\n"
-                        f"{child.last_words()}"
+                        f"{child.name} exited with status {status} ({child.log}):\n"
+                        f"{child.log_tail()}"
                     )
             if time.monotonic() > deadline:
-                raise StackError(f"waited {READY_S:.0f} s for {what}; see {self.home / 'logs'}")
+                logs = self.home / "logs"
+                raise StackError(f"timed out after {READY_S:.0f} s waiting for {what}; see {logs}")
             time.sleep(0.05)
 
     def _is_up(self) -> bool:
         if not accepts(HOST, int(self.url.rpartition(":")[2])):
-            return False  # a client costs more processor time than the API could then use to start
+            return False  # creating a client would take processor time that the API needs to start
         with suppress(APIError), Client(self.url, "-", timeout=5, max_retries=0) as client:
             client.ready()
             return True
         return False
 
     def _await_ready(self, key: str) -> None:
-        """Wait for the workers too; a service that is only partly well is still told of."""
-        told: dict[str, Any] = {}
+        """Wait until the workers are ready too. If they are not in time, print a warning."""
+        readiness: dict[str, Any] = {}
 
-        def is_well() -> bool:
+        def is_healthy() -> bool:
             with suppress(APIError):
-                told.update(client.ready())
+                readiness.update(client.ready())
                 active = [one for one in client.workers.list() if one.data["state"] == "active"]
-                return told.get("status") == "ok" and len(active) >= self._num_workers
+                return readiness.get("status") == "ok" and len(active) >= self._num_workers
             return False
 
         try:
             with Client(self.url, key, timeout=5, max_retries=0) as client:
-                self._await("the workers", is_well)
+                self._await("the workers", is_healthy)
         except StackError as error:
             if any(child.ended() is not None for child in self._children):
                 raise
-            self._tell(f"warning: {error.detail}; {told.get('checks')}")
+            self._report(f"warning: {error.detail}; {readiness.get('checks')}")
 
     def _key(self) -> str:
-        """The key of the last time, if it still opens the door; else a new one."""
+        """The previous API key if it still works, else a new one."""
         old = read_runtime(self.home).get("api_key")
         if old:
             with suppress(APIError), Client(self.url, old, timeout=5, max_retries=0) as client:
@@ -234,21 +235,21 @@ class Stack:
                 status = child.ended()
                 if status is not None:
                     self._restart(child, status)
-                elif time.monotonic() - child.started_at > WELL_AFTER_S:
+                elif time.monotonic() - child.started_at > HEALTHY_AFTER_S:
                     child.failures = 0
 
     def _restart(self, child: Child, status: int) -> None:
         pause_s = min(0.5 * 2**child.failures, LONGEST_BACKOFF_S)
         child.failures += 1
-        self._tell(f"{child.name} exited with status {status}; restarting in {pause_s:g} s")
+        self._report(f"{child.name} exited with status {status}; restarting in {pause_s:g} s")
         if self._stopping.wait(pause_s):
             return
-        child.stop()  # what is left of its group
+        child.stop()  # the rest of its process group
         child.start()
         self._write_down()
 
     def _stop(self) -> None:
-        self._tell("stopping …")
+        self._report("stopping …")
         for child in [*self._children[1:], *self._children[:1]]:  # the broker last
             child.stop()
         if self._lifeline is not None:
@@ -278,18 +279,18 @@ class Stack:
 
     @contextmanager
     def _signals(self) -> Generator[None]:
-        """End in order on Ctrl-C, on SIGTERM, and when the terminal goes away."""
+        """Shut down on Ctrl-C, on SIGTERM, and when the terminal closes."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
-            signal.signal(number, self._ask_to_stop)
+            signal.signal(number, self._request_stop)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping.set()
 
     def _banner(self) -> str:
@@ -305,8 +306,8 @@ class Stack:
         )
 
 
-def open_to_others(home: Path) -> Path | None:
-    """What of a home others may look into; None: nothing."""
+def accessible_to_others(home: Path) -> Path | None:
+    """The first path of a home that other users can access; None if there is none."""
     for path in (home, home / "run", home / "runtime.json"):
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             return path
@@ -314,14 +315,16 @@ def open_to_others(home: Path) -> Path | None:
 
 
 def make_home(home: Path) -> None:
-    """Make the home and what lies in it, for its owner only.
+    """Create the home and its directories, for its owner only.
 
     Raises:
-        StackError: it is there, and others may look into it.
+        StackError: it exists, and other users can access it.
     """
-    path = open_to_others(home)
+    path = accessible_to_others(home)
     if path is not None:
-        raise StackError(f"{path} is open to others, and keys and data lie there: chmod go= {path}")
+        raise StackError(
+            f"{path} contains keys and data and is accessible to other users. Run: chmod go= {path}"
+        )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in _DIRECTORIES:
         (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -329,7 +332,7 @@ def make_home(home: Path) -> None:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens on this port."""
     with suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
@@ -337,7 +340,7 @@ def accepts(host: str, port: int) -> bool:
 
 @contextmanager
 def locked(home: Path) -> Generator[None]:
-    """Hold the home's lock, which the system frees even if this process is killed.
+    """Hold the home's lock, which the system releases even if this process is killed.
 
     Raises:
         StackError: another stack holds it.
@@ -360,19 +363,19 @@ def is_locked(home: Path) -> bool:
 
 
 def running_stack(home: Path) -> Identity | None:
-    """The stack of a home, if the process that wrote itself down still runs."""
+    """The stack of a home, if the process named in ``run/stack.json`` still runs."""
     written = _read_stack(home)
     stack = _identity(written["stack"]) if written and written["stack"] else None
     return stack if stack is not None and processes.alive(stack) else None
 
 
 def end_leftovers(home: Path) -> None:
-    """End what a stack that was killed has left running. Only with the lock held."""
+    """End the processes that a killed stack left running. Call it only with the lock held."""
     written = _read_stack(home)
     children = [_identity(value) for value in written["children"]] if written else []
     for child in reversed(children):
         processes.end(child, 10)
-    # a broker that was started, but not yet written down: its title names our socket
+    # a broker that was started but is not yet in stack.json: its title names our socket
     with suppress(OSError, ValueError):
         pid = int((home / "run" / "valkey.pid").read_text())
         command = ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)]
@@ -384,22 +387,22 @@ def end_leftovers(home: Path) -> None:
 
 
 def free_port(port: int) -> int:
-    """The port to listen on: this one, or for 0 any that is free.
+    """The port to listen on: this one, or for 0 any free port.
 
     Raises:
-        StackError: somebody else listens there.
+        StackError: another process uses it.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as cause:
-            raise StackError(f"port {port} is in use; choose another with --port") from cause
+            raise StackError(f"port {port} is in use; select another one with --port") from cause
         return probe.getsockname()[1]
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file for its owner only, whole or not at all."""
+    """Write a file for its owner only, atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""How commands explain themselves."""
+"""The help of commands and of groups of commands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from glasshouse.cli.terminal.output import Json
 
 
 class Command(TyperCommand):
-    """A command whose flags say no type: there is nothing to give them."""
+    """A command whose help shows no type for flags, which take no value."""
 
     def get_params(self, ctx: Any) -> Any:
         """The options and arguments."""
@@ -18,7 +18,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same of a group of commands."""
+    """The same for a group of commands."""
 
     def get_params(self, ctx: Any) -> Any:
         """The options and arguments."""
@@ -33,7 +33,7 @@ def _flagged(params: Any) -> Any:
 
 
 def group(about: str, listing: Callable[..., None]) -> typer.Typer:
-    """Commands about one kind of thing; ``listing`` is ``list``, and what the group does alone."""
+    """Commands for one resource; without a command, the group runs ``listing``."""
     app = typer.Typer(help=about, cls=Group)
 
     def alone(context: typer.Context, json: Json = False) -> None:

@@ -18,7 +18,7 @@ from glasshouse.errors import APIStatusError, GlasshouseError, JobFailed
 _ID = re.compile(r"[a-z]+_[0-9a-z]{26}")
 GAP = "  "
 LEAST = 8
-"""What is left of a column that is shortened."""
+"""The minimum width of a shortened column."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -35,7 +35,7 @@ def line(text: str) -> None:
     sys.stdout.flush()
 
 
-def tell(text: str) -> None:
+def message(text: str) -> None:
     """Print a message to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -51,9 +51,9 @@ def table(
 ) -> None:
     """Print a table.
 
-    Where a terminal is too narrow, the columns ``short`` are shortened, but no ids in them; where
-    that is not enough the columns ``optional`` are dropped, the first one first. The columns
-    ``numbers`` stand on the right.
+    If a terminal is too narrow, the columns ``short`` are shortened, but no ids in them. If that is
+    not enough, the columns ``optional`` are dropped, the first one first. The columns ``numbers``
+    are right-aligned.
     """
     texts = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     console = Console(highlight=False, soft_wrap=True)
@@ -98,14 +98,14 @@ def _cell(value: Any) -> Any:
 
 
 def _least(cells: Iterable[str]) -> int:
-    """How narrow a column may become: ids are never cut."""
+    """The minimum width of a column: ids are never shortened."""
     return max([LEAST, *(len(cell) for cell in cells if _ID.fullmatch(cell))])
 
 
 def _kept(
     columns: Sequence[str], least: Sequence[int], optional: Sequence[str], room: int
 ) -> list[int]:
-    """The places of the columns that have room once all are as narrow as they may become."""
+    """The positions of the columns that fit once all have their minimum width."""
     kept = list(range(len(columns)))
     for name in optional:
         if sum(least[place] for place in kept) + len(GAP) * (len(kept) - 1) <= room:
@@ -115,7 +115,7 @@ def _kept(
 
 
 def _squeeze(widths: list[int], least: Sequence[int], room: int) -> None:
-    """Make the widest of the columns that may shrink narrower, until all fit."""
+    """Shrink the widest column that can be shortened, until all columns fit."""
     while sum(widths) + len(GAP) * (len(widths) - 1) > room:
         able = [place for place, width in enumerate(widths) if width > least[place]]
         if not able:
@@ -131,19 +131,19 @@ def _fitted(text: str, width: int, *, right: bool) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> None:
-    """Print one thing, a line for each of its facts."""
+    """Print one resource, with a line for each value."""
     width = max(map(len, values), default=0)
     for name, value in values.items():
         line(f"{name:<{width}}  {printable(str(value))}")
 
 
 def printable(text: str) -> str:
-    """A text without what would move a terminal's cursor, or change its colors."""
+    """A text without control characters, which could move the cursor or change colors."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def figure(value: Any) -> str:
-    """A number as people read it; also the name of one that is not finite."""
+    """A number for people, also NaN and Inf."""
     number = jsonio.number(value)
     if number is None:
         return "-"
@@ -157,7 +157,7 @@ def figure(value: Any) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes as people read it."""
+    """A number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -166,7 +166,7 @@ def size(count: float) -> str:
 
 
 def never_fail_to_print() -> None:
-    """Print ``?`` for what the terminal's encoding lacks, instead of failing."""
+    """Print ``?`` for characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -188,4 +188,4 @@ def failure(error: Exception, code: int, *, as_json: bool) -> None:
         if isinstance(error, JobFailed):
             report |= {"job": error.job_id, "error": error.error}
         document({"error": report})
-    tell(f"error: {text}")
+    message(f"error: {text}")

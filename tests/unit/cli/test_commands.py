@@ -503,27 +503,27 @@ def test_a_link_for_the_browser_can_be_printed(run: Run):
 
 
 @pytest.mark.parametrize("command", ["open", "status"])
-def test_a_home_in_which_nothing_has_run_is_reported_and_no_other_is_taken(
-    run: Run, tmp_path: Path, command: str
-):
+def test_a_home_without_a_started_service_is_reported(run: Run, tmp_path: Path, command: str):
     code, out, said = run(command, "--home", str(tmp_path / "empty"), routes=[])
     assert (code, out) == (1, "")
-    assert f"nothing has run in {tmp_path / 'empty'} yet" in said
+    assert f"no service has been started in {tmp_path / 'empty'} yet" in said
 
 
-def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_whether_the_dashboard_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    found = doctor.page(tmp_path)
+    found = doctor.dashboard(tmp_path)
     assert (found.state, found.detail) == ("warn", "is not built")
     assert "make page" in str(found.fix)
     index = tmp_path / "dashboard" / "dist" / "index.html"
     index.parent.mkdir(parents=True)
     index.touch()
-    found = doctor.page(tmp_path)
+    found = doctor.dashboard(tmp_path)
     assert (found.state, found.detail) == ("ok", str(index.parent))
 
 
-def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Path):
+def test_doctor_reports_each_problem_with_a_fix(run: Run, tmp_path: Path):
     home = tmp_path / "open"
     home.mkdir(mode=0o755)
     code, out, _ = run("doctor", "--home", str(home), "--json", routes=[])
@@ -536,7 +536,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Pa
         "torch",
         "kernel",
         "cuda kernel",
-        "page",
+        "dashboard",
         "broker",
         "sqlite",
         "disk",
@@ -551,7 +551,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["up", "down", "doctor", "submit", "watch", "jobs", "open"])
-def test_every_command_explains_itself(run: Run, command: str):
+def test_every_command_has_a_help_text(run: Run, command: str):
     code, out, _ = run(command, "--help", routes=[])
     assert code == 0
     assert "--json" in out

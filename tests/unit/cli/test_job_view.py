@@ -102,7 +102,7 @@ def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_nan_or_inf():
     assert sparkline([1.0] * 100, 10) == "▁" * 10
 
 
-def test_what_was_asked_of_a_job_is_reported():
+def test_commands_to_a_job_are_reported():
     view = JobView(job(state="pausing"))
     assert "pausing" in shown(view)
     told = {"type": "command", "command": "cmd_1", "state": "applied", "step": 40, "problem": None}
@@ -117,8 +117,8 @@ def test_what_was_asked_of_a_job_is_reported():
     view.see(told | {"set": {"stop.steps": 4}, "state": "rejected", "problem": problem})
     assert list(view.notes) == [
         "from step 40: optimizer.lr 1 → 0.5",
-        "evaluate asked for before step 40",
-        "refused at step 40: stop.steps: it has made 40 steps already",
+        "evaluate requested before step 40",
+        "rejected at step 40: stop.steps: it has made 40 steps already",
     ]
 
 

@@ -81,9 +81,9 @@ def test_a_child_that_ignores_the_request_is_killed_with_its_group(tmp_path: Pat
     child = Child("stubborn", ["/bin/sh", "-c", code], log=log, environ=os.environ, grace_s=0.2)
     child.start()
     deadline = time.monotonic() + 60
-    while not child.last_words() and time.monotonic() < deadline:
+    while not child.log_tail() and time.monotonic() < deadline:
         time.sleep(0.01)
-    grandchild = int(child.last_words())
+    grandchild = int(child.log_tail())
     child.stop()
     assert child.ended() == -signal.SIGKILL
     deadline = time.monotonic() + 60

@@ -92,4 +92,4 @@ def test_the_doctor_refuses_nothing_that_only_takes_long(
     monkeypatch.setattr(doctor, "ENGINE_TIMEOUT_S", 0.01)
     found = doctor.metrics(tmp_path)
     assert found.state == "warn"
-    assert "cannot be asked" in found.detail
+    assert "cannot be checked" in found.detail
