@@ -261,7 +261,7 @@ class Highest:
     def __enter__(self) -> "Highest":
         """Start measuring."""
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
         return self
 
@@ -270,7 +270,7 @@ class Highest:
         self._is_over.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._is_over.wait(0.001):
             self.num_bytes = max(self.num_bytes, own_bytes())
 
@@ -279,7 +279,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=CASES, action="append", help="only this one")
     parser.add_argument("--heads", action="store_true")
-    parser.add_argument("--in", dest="directory", type=Path, help="of the process of one network")
+    parser.add_argument(
+        "--in", dest="directory", type=Path, help="directory of one case; for internal use"
+    )
     given = parser.parse_args()
     cases = given.case or [*CASES]
     if given.directory is not None:

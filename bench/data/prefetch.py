@@ -89,7 +89,7 @@ def train(batches: Iterator[dict[str, Tensor]], network: nn.Module) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--part", type=float, default=1.0, help="of the rows")
+    parser.add_argument("--part", type=float, default=1.0, help="fraction of the rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for kind, (shape, num_rows, _) in ROWS.items():

@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--case", choices=CASES, help="only this one")
-    parser.add_argument("--in", dest="directory", type=Path, help="of the process of one job")
+    parser.add_argument(
+        "--in", dest="directory", type=Path, help="directory of one case; for internal use"
+    )
     given = parser.parse_args()
     if given.directory is not None:
         data = json.loads(sys.stdin.read())

@@ -54,7 +54,7 @@ TARGET = 1.01
 
 
 class Blocks(Clock):
-    """A control that hinders or frees the consumer at each block, and times the block's end."""
+    """A control that slows down or frees the consumer at each block, and times the block."""
 
     def __init__(self, bench: Bench, kept: "TensorCounter", hinder: int, free: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Blocks(Clock):
         self._step = 0
         self._began = clocks()
         self.seconds: list[tuple[float, float]] = []
-        """Wall and CPU time of each block; every second one is hindered."""
+        """Wall and CPU time of each block; in every second one the consumer is slow."""
 
     @property
     def cancel_requested(self) -> bool:
@@ -82,7 +82,7 @@ class Blocks(Clock):
         os.kill(self._bench.consumer.pid, self._signals[0 if hindered else 1])
         until = time.monotonic() + PATIENCE_S
         while not hindered and self._bench.ring.released < self._kept.end:
-            assert self._bench.consumer.poll() is None, "the consumer has died"
+            assert self._bench.consumer.poll() is None, "the consumer exited"
             assert time.monotonic() < until, "the consumer does not catch up"
             time.sleep(0.01)
 
@@ -107,7 +107,7 @@ class TensorCounter:
 
 
 def disk(name: str, rounds: int) -> dict[str, Any]:
-    """Run one long job, hindered in every second block."""
+    """Run one long job, with a slow consumer in every second block."""
     hinder, free = {
         "a slow disk": (signal.SIGUSR1, signal.SIGUSR2),
         "nobody who reads": (signal.SIGSTOP, signal.SIGCONT),
@@ -128,7 +128,7 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
             bench.close()
     due = -(-num_steps // EVERY) * kept.num_of_a_step
     assert kept.num_kept + kept.num_dropped == due, (kept.num_kept, kept.num_dropped, due)
-    assert kept.num_dropped, "nothing was hindered"
+    assert kept.num_dropped, "no tensor was dropped: the consumer was not slow enough"
     blocks = control.seconds
     pairs = [(blocks[n], blocks[n + 1]) for n in range(0, len(blocks) - 1, 2)][:rounds]
     counts = {"due": due, "kept": kept.num_kept, "dropped": kept.num_dropped}
@@ -151,7 +151,7 @@ class StepTimes:
         """Wait for the first value."""
         until = time.monotonic() + PATIENCE_S
         while not self._found:
-            assert time.monotonic() < until, "the job says nothing"
+            assert time.monotonic() < until, "the job reports nothing"
             time.sleep(0.1)
 
     def close(self) -> None:
@@ -223,7 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.probes.hindered")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--window", type=float, default=8.0, help="seconds, of the viewers' case")
+    parser.add_argument(
+        "--window", type=float, default=8.0, help="seconds of a window with or without viewers"
+    )
     cases = ("a slow disk", "nobody who reads", "dead viewers")
     parser.add_argument("--case", choices=cases, nargs="*", default=cases)
     given = parser.parse_args()

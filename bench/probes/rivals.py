@@ -52,7 +52,7 @@ class Watched(ByHand):
     def begin(self) -> None:
         """Called before the forward pass of a due step."""
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Called after the backward pass of a due step."""
 
     def on_step(self, loss: float) -> None:
@@ -68,7 +68,7 @@ class Watched(ByHand):
             loss = self.loss_fn(self.network(self.images[rows]), self.labels[rows])
             loss.backward()
             if due:
-                self.look()
+                self.record()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.on_step(loss.item())
@@ -93,7 +93,7 @@ class Hooks(Watched):
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         self.kept[name] = tensor.detach().cpu().numpy().copy()
 
-    def look(self) -> None:
+    def record(self) -> None:
         for name, parameter in self.network.named_parameters():
             self.keep(f"{name}/param", parameter)
             assert parameter.grad is not None
@@ -113,7 +113,7 @@ class TensorBoard(Watched):
         super().__init__(*arguments)
         self.writer: Any = SummaryWriter(tempfile.mkdtemp(dir=tempfile.gettempdir()))
 
-    def look(self) -> None:
+    def record(self) -> None:
         for name, parameter in self.network.named_parameters():
             self.writer.add_histogram(name, parameter, self.step)
             self.writer.add_histogram(f"{name}.grad", parameter.grad, self.step)

@@ -41,7 +41,7 @@ class Client:
         part = self.socket.recv(READ_BYTES)
         arrived = time.time()
         if not part:
-            raise ConnectionError(f"client {self.number} was cut off after event {self.last}")
+            raise ConnectionError(f"client {self.number} was disconnected after event {self.last}")
         data = self.rest + part
         end = data.rfind(b"\n\n") + 1  # keep the second newline: an id comes after one
         whole, self.rest = (data[: end + 1], data[end:]) if end else (b"", data)
@@ -54,7 +54,7 @@ class Client:
             return
         wanted = [*range(self.last + 1, self.last + 1 + len(numbers))]
         if numbers != wanted:
-            raise AssertionError(f"client {self.number}: {numbers} and not {wanted}")
+            raise AssertionError(f"client {self.number}: got {numbers} instead of {wanted}")
         self.last = numbers[-1]
         self.came.append((self.number, arrived, numbers[0], numbers[-1]))
         self.ended = b"\nevent: end\n" in whole
@@ -105,7 +105,7 @@ class Readers:
             text=True,
         )
         assert self._process.stdout is not None
-        self._said: IO[str] = self._process.stdout
+        self._output: IO[str] = self._process.stdout
         self._hear("open")
 
     def finish(self) -> np.ndarray:
@@ -118,10 +118,10 @@ class Readers:
         """End the process in any case."""
         self._process.kill()
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
     def _hear(self, word: str) -> None:
-        line = self._said.readline()
+        line = self._output.readline()
         assert word in (json.loads(line) if line else {}), "the readers failed; see above"
 
 

@@ -125,7 +125,7 @@ class Memory:
         self._process = process
         self._before = self._most = process.memory_info().rss
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
 
     def grown_mb(self) -> float:
@@ -133,7 +133,7 @@ class Memory:
         self._thread.join()
         return (self._most - self._before) / 1e6
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(0.1):
             self._most = max(self._most, self._process.memory_info().rss)
 

@@ -37,7 +37,7 @@ SPEC = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--width", type=int, default=2000, help="of three square layers")
+    parser.add_argument("--width", type=int, default=2000, help="width of three square layers")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

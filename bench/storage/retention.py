@@ -62,10 +62,10 @@ def measure(database: Database, home: Path, count: int) -> None:
     seconds = time.perf_counter() - began
     after = sizes(database)
     taken = {name: (after[name] - before[name]) / count for name in after}
-    tell("shipped", events=count, events_per_s=round(count / seconds), bytes_per_event=taken)
+    report("shipped", events=count, events_per_s=round(count / seconds), bytes_per_event=taken)
     settings = Settings(home=home)
     for days in (1, 30, 365):
-        tell("reckoned", days=days, **extrapolated(taken, settings, days))
+        report("calculated", days=days, **extrapolated(taken, settings, days))
     delete_in_turn(database, settings, job.id)
 
 
@@ -120,15 +120,15 @@ def delete_in_turn(database: Database, settings: Settings, job: str) -> None:
     began = time.perf_counter()
     with database.write() as tx:
         tx.execute(text("DROP TABLE partition"))
-    tell("deleted", of="a partition", seconds=round(time.perf_counter() - began, 3))
+    report("deleted", of="a partition", seconds=round(time.perf_counter() - began, 3))
 
 
 def rates(rows: dict[str, int], what: str, seconds: float) -> None:
     rate = round(rows.get(what, 0) / seconds)
-    tell("deleted", of=what, rows=rows.get(what, 0), rows_per_s=rate)
+    report("deleted", of=what, rows=rows.get(what, 0), rows_per_s=rate)
 
 
-def tell(what: str, **figures: Any) -> None:
+def report(what: str, **figures: Any) -> None:
     sys.stdout.write(json.dumps({"bench": "retention", "measured": what} | figures) + "\n")
     sys.stdout.flush()
 

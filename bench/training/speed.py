@@ -217,7 +217,9 @@ class Side:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended: run python -m {self._bench} --side {self.name!r}")
+            raise SystemExit(
+                f"{self.name} exited: run python -m {self._bench} --side {self.name!r}"
+            )
         return line
 
     def train(self, steps: int) -> float:
@@ -240,7 +242,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="steps of a block")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rivals", help="a Python that has lightning and paddle")
+    parser.add_argument("--rivals", help="a Python interpreter with lightning and paddle")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:

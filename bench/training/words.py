@@ -235,10 +235,12 @@ def compare(names: list[str], given: argparse.Namespace) -> None:
                 speeds[side.name].append((steps / wall, steps / cpu))
     for side in sides:
         side.end()
-        tell(side.name, names[0], speeds, given)
+        report(side.name, names[0], speeds, given)
 
 
-def tell(name: str, first: str, speeds: dict[str, list[Times]], given: argparse.Namespace) -> None:
+def report(
+    name: str, first: str, speeds: dict[str, list[Times]], given: argparse.Namespace
+) -> None:
     kind, num_words, num_outputs = name.split("/")
     about: dict[str, Any] = {"bench": "words", "side": kind, "words": int(num_words)}
     about |= {"outputs": int(num_outputs), "to": "/".join(first.split("/")[:2])}
@@ -258,8 +260,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200, help="steps of a block, at most 1000")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rivals", help="a Python that has paddle")
-    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="predicted words")
+    parser.add_argument("--rivals", help="a Python interpreter with paddle")
+    parser.add_argument(
+        "--outputs", type=int, nargs="+", default=OUTPUTS, help="sizes of the predicted vocabulary"
+    )
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
