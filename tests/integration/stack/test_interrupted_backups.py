@@ -80,8 +80,8 @@ def who() -> str:
 @pytest.fixture
 def server(who: str, request: pytest.FixtureRequest) -> Server:
     if who == "server":
-        mortal: Postgres = request.getfixturevalue("mortal_postgres")
-        return Server(mortal.url, tools_of(mortal.url), mortal)
+        own: Postgres = request.getfixturevalue("own_postgres")
+        return Server(own.url, tools_of(own.url), own)
     url: str = request.getfixturevalue("postgres")
     return Server(url, tools_of(url))
 

@@ -25,8 +25,8 @@ from engine.inference import infer
 from engine.process import rank
 from engine.training.training_rows import Gathering
 from glasshouse.spec import DenseField, InferJob, Normalize, Sequences, Shuffle, Source, parse_job
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
-from tests.unit.engine.making import write_table as write
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import write_table as write
 
 CPU = torch.device("cpu")
 FLIP = {"type": "RandomHorizontalFlip"}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.unit.engine.making import cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import cnn, errors, losses, of_type, planned, run, spec
 
 NAMES = {"0": "conv1", "5": "fc"}
 JUDGED = {

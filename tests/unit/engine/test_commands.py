@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
-from tests.unit.engine.making import by_hand, losses, of_type, planned, spec, write_job
+from tests.unit.engine.runs import by_hand, losses, of_type, planned, spec, write_job
 
 LR = {"id": "cmd_1", "by": "ada", "set": {"optimizer.lr": 0.01}}
 

@@ -12,7 +12,7 @@ from engine.data.batches.rows import shuffled
 from engine.metrics.derived import Derived
 from engine.network.network import Network
 from glasshouse.spec import TrainJob, parse_job
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,

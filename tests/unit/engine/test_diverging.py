@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.engine.making import of_type, spec, write_table
+from tests.unit.engine.runs import of_type, spec, write_table
 from tests.unit.engine.test_guarding import findings, run
 
 ROWS, BATCH, STEPS, SEED = 96, 8, 12, 3

@@ -6,7 +6,7 @@ import pytest
 
 from engine.training.early_stopping import EarlyStop
 from glasshouse.spec import Early
-from tests.unit.engine.making import errors, losses, of_type, run, spec
+from tests.unit.engine.runs import errors, losses, of_type, run, spec
 from tests.unit.engine.test_commands import train
 
 JUDGED: dict[str, Any] = {

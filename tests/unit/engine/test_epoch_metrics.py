@@ -19,7 +19,9 @@ from engine.network.network import Network
 from engine.plan import catalog
 from engine.plan.plan import parse_spec
 from glasshouse.spec import Metric
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import TEXTS, layers, meta_of, write_ragged
+from tests.unit.engine.ragged import job as texts_job
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -28,8 +30,6 @@ from tests.unit.engine.making import (
     spec,
     write_table,
 )
-from tests.unit.engine.ragged import TEXTS, layers, meta_of, write_ragged
-from tests.unit.engine.ragged import job as texts_job
 
 TEN = {"num_classes": 10}
 JUDGED = {"validation": {"dataset": "ds_1", "split": "test"}}

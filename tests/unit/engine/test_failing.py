@@ -12,7 +12,7 @@ from engine.core.spool import read_frames
 from engine.network.layers import LayerFailed
 from engine.training import out_of_memory
 from engine.training.failures import StepFailed, classify
-from tests.unit.engine.making import planned, spec, write_job
+from tests.unit.engine.runs import planned, spec, write_job
 
 GiB = 2**30
 CUDA = (

@@ -35,7 +35,8 @@ from glasshouse.spec import (
     Source,
     Vocabulary,
 )
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -45,7 +46,6 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.ragged import job, meta_of, write_ragged
 
 CPU = torch.device("cpu")
 NUM = 233

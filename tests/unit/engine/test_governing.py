@@ -22,7 +22,7 @@ from engine.probes.cost.meter import MeasuredStep, Meter
 from engine.probes.cost.overhead import Overhead
 from engine.probes.watched.probe import ActiveProbe
 from glasshouse.spec import Probe
-from tests.unit.engine.making import losses, of_type, run, spec
+from tests.unit.engine.runs import losses, of_type, run, spec
 
 
 def watch(number=0, **changes) -> ActiveProbe:

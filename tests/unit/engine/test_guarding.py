@@ -20,7 +20,7 @@ from glasshouse import jsonio
 from glasshouse.errors import NonFinite
 from glasshouse.events import STATS_COLUMNS, parse_event
 from glasshouse.spec import NonfiniteGuard
-from tests.unit.engine.making import errors, losses, of_type, planned, spec, write_job, write_table
+from tests.unit.engine.runs import errors, losses, of_type, planned, spec, write_job, write_table
 
 BATCH = 4
 NUM_STEPS = 50

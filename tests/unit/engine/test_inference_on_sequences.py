@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from engine.network.network import Network
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import errors, of_type, planned, run
 from tests.unit.engine.ragged import TEXTS, job, meta_of, texts
+from tests.unit.engine.runs import errors, of_type, planned, run
 
 LIMIT = {"sequence": {"max_length": 6}}
 

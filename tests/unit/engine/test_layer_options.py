@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     captured,
     cnn,
     errors,

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.unit.engine.making import captured, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run, spec
 
 LAYERS = [
     {"name": "flat", "type": "Flatten"},

@@ -14,7 +14,7 @@ from engine.core.spool import read_frames
 from engine.data.batches.rows import divided, sizes_of_parts
 from engine.training.memory_limit import cap_process
 from glasshouse.errors import SpecFailed
-from tests.unit.engine.making import CNN, errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import CNN, errors, losses, of_type, planned, run, spec, write_job
 
 PLAIN = {"layers": [layer for layer in CNN if layer["type"] != "Dropout"]}
 HALVING = {"memory": {"on_oom": "halve_batch"}}

@@ -26,8 +26,8 @@ from glasshouse.spec import (
     Sequences,
     Source,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_table
 from tests.unit.engine.ragged import write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_table
 
 CPU = torch.device("cpu")
 ROWS = 211

@@ -13,7 +13,7 @@ from torch import nn
 from engine.process import planner
 from engine.process.planner import answer
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import CNN, DIGITS_META, cnn, errors, planned, spec
+from tests.unit.engine.runs import CNN, DIGITS_META, cnn, errors, planned, spec
 
 MNIST_META = {
     "columns": [
@@ -437,7 +437,7 @@ def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
 MANY = """
 import os, random, signal, sys
 from engine.process.planner import answer, time_limit, warm_up
-from tests.unit.engine.making import DIGITS_META, spec
+from tests.unit.engine.runs import DIGITS_META, spec
 
 warm_up()
 chance, ends = random.Random(int(sys.argv[1])), {}

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.probes.flight_recorder import NUM_STEPS, FlightRecorder
 from glasshouse.spec import Probe
-from tests.unit.engine.making import captured, losses, of_type, run, spec, write_table
+from tests.unit.engine.runs import captured, losses, of_type, run, spec, write_table
 
 BATCH = 4
 BAD = 30

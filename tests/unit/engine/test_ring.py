@@ -21,7 +21,7 @@ from engine.probes.tensors import ring as ring_module
 from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.probes.tensors.drain import LocalDrain, file_names, write_file
 from engine.probes.tensors.ring import HEADER_BYTES, Producer, Ring
-from tests.unit.engine.making import captured, losses, of_type, run, spec
+from tests.unit.engine.runs import captured, losses, of_type, run, spec
 
 PAGE = 4096
 

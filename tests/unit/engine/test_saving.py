@@ -19,7 +19,7 @@ from engine.checkpoint.training_state import OptimizerState, Weights
 from engine.core.snapshot import Staging, take
 from engine.core.spool import read_frames
 from glasshouse.spec import Checkpoint, TrainJob, parse_job
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_job
 
 SOON_S = 60
 

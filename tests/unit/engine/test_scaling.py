@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from engine.core.spool import read_frames
 from engine.process import rank
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     CNN,
     captured,
     cnn,

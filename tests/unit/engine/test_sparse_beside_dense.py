@@ -15,8 +15,8 @@ from engine.network.network import Network
 from engine.optim.parameter_options import make_optimizer
 from engine.plan.plan import parse_spec
 from engine.training.settable import changed_job, settable
-from tests.unit.engine.making import captured, errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, once
 

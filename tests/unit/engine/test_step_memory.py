@@ -13,7 +13,7 @@ from engine.network.network import Network
 from engine.plan import step_memory
 from engine.plan.step_memory import LiveBytes, step_peak
 from glasshouse.spec import TrainJob, parse_job
-from tests.unit.engine.making import CNN, planned, spec
+from tests.unit.engine.runs import CNN, planned, spec
 
 FLOAT = 4
 

@@ -37,7 +37,9 @@ from glasshouse.spec import (
     SparseBinaryField,
     SparseFloatField,
 )
-from tests.unit.engine.making import (
+from tests.unit.engine.pools import drawn
+from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
+from tests.unit.engine.runs import (
     CNN,
     cnn,
     errors,
@@ -49,8 +51,6 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.pools import drawn
-from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
 
 CPU = torch.device("cpu")
 NO_LIMIT = Sequences()

@@ -5,7 +5,7 @@ import torch
 
 from engine.core.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
 from tests.unit.engine import ragged
-from tests.unit.engine.making import DIGITS_META, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import DIGITS_META, of_type, planned, run, spec, write_job
 
 
 class Device:

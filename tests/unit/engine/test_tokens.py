@@ -27,8 +27,8 @@ from glasshouse.spec import (
     Source,
     Vocabulary,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec
 from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec
 
 CPU = torch.device("cpu")
 REVIEWS = [

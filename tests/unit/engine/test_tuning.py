@@ -16,7 +16,7 @@ from engine.network.network import Network
 from engine.process import rank
 from glasshouse.spec import Graph
 from tests.conftest import absent
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     captured,
     errors,
     is_real,

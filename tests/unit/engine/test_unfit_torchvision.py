@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from glasshouse.cli.service import doctor
-from tests.unit.engine.making import spec
+from tests.unit.engine.runs import spec
 
 ROOT = Path(__file__).parents[3]
 ACCURACY = {"type": "accuracy", "inputs": ["fc", "label"]}

@@ -23,7 +23,7 @@ from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
 from glasshouse.spec import Graph, Probe
-from tests.unit.engine.making import captured, cnn, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import captured, cnn, losses, of_type, planned, run, spec, write_job
 
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]

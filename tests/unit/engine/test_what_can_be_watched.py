@@ -14,7 +14,7 @@ from engine.losses.loss_sums import Term
 from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
-from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import everything, job, layer
 from tests.unit.engine.test_watching import by_numpy
 

@@ -1,4 +1,4 @@
-"""Specs, datasets and runs for the engine's tests; each call makes its own."""
+"""Specs, datasets and runs for the engine's tests. Each call creates its own."""
 
 import copy
 import json

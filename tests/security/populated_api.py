@@ -1,7 +1,7 @@
-"""Two tenants, everything that one of them can have, and every route with what its places mean.
+"""An API with two tenants, one resource of every kind, and every route with its path parameters.
 
-The lists of routes come from the app itself. A route that is new is covered at once, or fails the
-tests with a line that says what to add here.
+The lists of routes come from the app itself. A new route is covered automatically, or fails the
+tests with a message that says what to add here.
 """
 
 import json
@@ -95,19 +95,19 @@ def _scope_of(route: Any) -> str | None:
 
 
 @dataclass
-class World:
-    """A running API, and Ada's things in it. Bob has a key, and nothing else."""
+class PopulatedApi:
+    """A running API with resources of the tenant Ada. The tenant Bob has only a key."""
 
     api: Api
     ada: str = ""
     bob: str = ""
     reader: str = ""
-    """A key of Ada that only reads."""
+    """A key of Ada with the scope ``read``."""
     ids: dict[str, str] = field(default_factory=dict[str, str])
-    """Word of the path before a place → the id of Ada's there."""
+    """The part of a path before a parameter → the id of Ada's resource."""
 
     def fill(self) -> None:
-        """Make Ada one of everything, as a worker would."""
+        """Create one resource of every kind for Ada, as a worker would."""
         api = self.api
         self.ada, self.bob = api.key("ada", "submit"), api.key("bob", "submit")
         self.reader = api.key("ada", "read")
@@ -136,7 +136,7 @@ class World:
             self.ids["commands"] = jobs.commands_pending(tx, job)[0].id
 
     def places(self, path: str) -> dict[str, str]:
-        """What Ada's things are called at the places of a path."""
+        """The ids of Ada's resources by the parameters of a path."""
         words = path.strip("/").split("/")
         found: dict[str, str] = {}
         for before, word in zip(["", *words], words, strict=False):
@@ -145,18 +145,18 @@ class World:
         return found
 
     def thing(self, before: str, path: str) -> str:
-        """What of Ada's is named after this word of a path."""
+        """The id of Ada's resource after this part of a path."""
         known = self.ids | _NAMES
         if before.startswith("{"):
             before = before.strip("{}")
         assert before in known, (
-            f"{path} has a place after {before!r} that the security tests do not know: make one of "
-            "Ada's in tests/security/world.py (World.fill), so that they can try to reach it"
+            f"{path} has a parameter after {before!r} that the security tests do not know: create one "
+            "for Ada in PopulatedApi.fill (tests/security/populated_api.py), so that they can try it"
         )
         return known[before]
 
     def filled(self, path: str) -> str:
-        """A path with Ada's things in its places."""
+        """A path with the ids of Ada's resources."""
         return path.format(**self.places(path))
 
 
@@ -232,9 +232,9 @@ def _leave_traces(writer: Writer, root: Path) -> dict[str, str]:
     return {"checkpoints": checkpoint, "captures": capture}
 
 
-def body_of(route: Route, world: World) -> dict[str, Any]:
+def body_of(route: Route, populated: PopulatedApi) -> dict[str, Any]:
     """The options of a request with a body that the route can read, where it wants one."""
-    spec = small_job(world.ids["datasets"])
+    spec = small_job(populated.ids["datasets"])
     bodies: dict[str, Any] = {
         "POST /api/v1/plan": spec,
         "POST /api/v1/jobs": spec,
@@ -274,6 +274,6 @@ QUERIES = {
 """What a route must be asked."""
 
 
-def url_of(route: Route, world: World) -> str:
+def url_of(route: Route, populated: PopulatedApi) -> str:
     """The address of Ada's thing on a route."""
-    return world.filled(route.path) + QUERIES.get(str(route), "").format(**world.ids)
+    return populated.filled(route.path) + QUERIES.get(str(route), "").format(**populated.ids)
