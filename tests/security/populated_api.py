@@ -141,17 +141,17 @@ class PopulatedApi:
         found: dict[str, str] = {}
         for before, word in zip(["", *words], words, strict=False):
             if word.startswith("{"):
-                found[word.strip("{}")] = self.thing(before, path)
+                found[word.strip("{}")] = self.id_after(before, path)
         return found
 
-    def thing(self, before: str, path: str) -> str:
+    def id_after(self, before: str, path: str) -> str:
         """The id of Ada's resource after this part of a path."""
         known = self.ids | _NAMES
         if before.startswith("{"):
             before = before.strip("{}")
         assert before in known, (
-            f"{path} has a parameter after {before!r} that the security tests do not know: create one "
-            "for Ada in PopulatedApi.fill (tests/security/populated_api.py), so that they can try it"
+            f"the security tests do not know the parameter after {before!r} of {path}: create a "
+            "resource for it in PopulatedApi.fill (tests/security/populated_api.py)"
         )
         return known[before]
 

@@ -141,7 +141,7 @@ def test_a_head_within_the_limits_is_taken(hasty: Api):
         b"GET /api/v1/jobs HTTP/1.1\r\nX-A: b\r\n folded\r\n",
     ],
 )
-def test_what_is_no_good_http_is_refused_and_smuggles_nothing(hasty: Api, head: bytes):
+def test_invalid_http_is_refused_and_smuggles_nothing(hasty: Api, head: bytes):
     smuggled = b"GET /api/v1/keys HTTP/1.1\r\n" + authorized(hasty) + b"\r\n"
     with connect(hasty.url) as connection:
         connection.sendall(head + authorized(hasty) + b"\r\n" + smuggled)
@@ -201,7 +201,9 @@ def test_a_body_that_comes_steadily_may_take_longer_than_that(hasty: Api):
 
 
 @pytest.mark.parametrize("size", [70_000, 900_000])
-def test_who_is_refused_early_may_send_on_and_sees_one_answer(hasty: Api, size: int):
+def test_a_client_that_is_refused_early_can_keep_sending_and_gets_one_response(
+    hasty: Api, size: int
+):
     """The answer is out before the body is in: the rest is read away, not taken for a head."""
     head = authorized(
         hasty, b"POST /api/v1/datasets?format=none HTTP/1.1", b"Content-Length: %d" % size

@@ -107,7 +107,7 @@ def test_a_job_that_could_never_have_its_devices_is_refused_by_its_field(
     assert asks(bob, 5).status_code == 201
 
 
-def test_what_one_uses_up_is_not_anothers(api: Api, tenants: Tenants, limit: Any):
+def test_one_owners_usage_does_not_count_for_another(api: Api, tenants: Tenants, limit: Any):
     ada, bob, spec = tenants
     limit(queued_jobs=0, uploads=0, streams=0, storage_bytes=0)
     refused(ada.post("/api/v1/jobs", json=spec), "queued_jobs")
@@ -284,7 +284,7 @@ def test_a_job_that_may_take_half_takes_what_its_owner_may(database: Database, t
     assert len(given.devices) == 1
 
 
-def test_use_is_counted_of_what_is_there(database: Database):
+def test_usage_counts_only_what_exists(database: Database):
     make_worker(database)
     running(database, make_job(database))
     make_jobs(database, "ada", 2)

@@ -49,7 +49,7 @@ def test_a_key_with_too_small_a_scope_is_refused(
         assert code_of(answer) == (403, "scope_too_small")
 
 
-def test_what_is_anothers_is_not_there(
+def test_another_owners_resources_are_not_found(
     route: Route, populated: PopulatedApi, ada: httpx2.Client, bob: httpx2.Client
 ):
     if route.path in OPEN | SHARED or not (route.places or "job=" in url_of(route, populated)):

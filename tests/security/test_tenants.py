@@ -142,7 +142,7 @@ def test_a_stream_of_several_jobs_has_none_of_anothers_among_them(
         assert answer.status_code in (400, 404), cursor
 
 
-def test_anothers_checkpoint_cannot_be_used(populated: PopulatedApi, bob: httpx2.Client):
+def test_another_owners_checkpoint_cannot_be_used(populated: PopulatedApi, bob: httpx2.Client):
     ids = populated.ids
     for source in ({"checkpoint": ids["checkpoints"]}, {"job": ids["jobs"]}):
         body = {"kind": "infer", "inputs": {"image": [[[[0.0] * 8] * 8]]}, **source}

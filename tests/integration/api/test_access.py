@@ -74,7 +74,7 @@ def test_another_host_name_is_refused_everywhere(service: Api, host: str):
             assert host == "" or answer.json()["code"] == "host_not_allowed"
 
 
-def test_loopback_names_are_answered_for(service: Api):
+def test_loopback_host_names_are_accepted(service: Api):
     with service.client(headers={"Host": "LOCALHOST:99"}) as client:
         assert client.get("/livez").status_code == 200
 

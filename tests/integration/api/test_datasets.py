@@ -309,7 +309,7 @@ def test_an_idempotency_key_counts_the_header(api: httpx2.Client):
     assert again.status_code == 422
 
 
-def test_a_built_in_dataset_is_there_once(each_service: Api):
+def test_a_built_in_dataset_exists_once(each_service: Api):
     with each_service.client(each_service.key("twice")) as api:
         first, again = (api.post("/api/v1/datasets", json={"builtin": "digits"}) for _ in range(2))
         assert (first.status_code, again.status_code) == (201, 201)

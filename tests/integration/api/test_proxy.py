@@ -95,6 +95,6 @@ def test_the_compose_file_believes_the_bridge_of_docker():
 
 
 @pytest.mark.parametrize("wrong", ["proxy", "172.16.0.0/12,bridge", "", "172.16.0.1/12", "*,::1"])
-def test_what_is_no_address_is_refused(wrong: str):
+def test_an_invalid_address_is_refused(wrong: str):
     with pytest.raises(ValidationError, match="no address or network"):
         Settings(forwarded_allow_ips=wrong)

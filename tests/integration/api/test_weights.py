@@ -202,7 +202,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.usefixtures("nothing_stays")
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_is_none_is_refused_and_nothing_of_it_stays(service: Api, name: str):
+def test_an_invalid_file_is_refused_and_nothing_of_it_is_kept(service: Api, name: str):
     content, detail = BAD_FILES[name]
     with service.client(service.key("wanda")) as api:
         answer = api.post("/api/v1/checkpoints", content=content)

@@ -125,7 +125,7 @@ def test_the_streams_of_a_revoked_key_end(
         assert received.count(b": ping") < 200
 
 
-def test_a_client_that_goes_leaves_nothing_behind(
+def test_a_client_that_disconnects_leaves_nothing_behind(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
     _, secret = services.make_key(sqlite, "ada")

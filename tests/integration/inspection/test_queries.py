@@ -577,7 +577,7 @@ def test_nonfinite_numbers_come_through_every_route(
     assert '"loss":"-Infinity"' in stream
 
 
-def test_what_belongs_to_others_is_not_there(
+def test_resources_of_others_are_not_found(
     sqlite: Database, writer: Writer, serve: Callable[..., Api], home: Path
 ) -> None:
     writer.losses([1.0])

@@ -231,7 +231,7 @@ def _has_ended_or_outlived(server: Server, limit_s: float) -> bool:
 
 
 @pytest.mark.parametrize("who", ["backup", "client", "program", "server"])
-def test_a_backup_that_is_killed_is_no_backup(who: str, server: Server, home: Path, tmp_path: Path):
+def test_a_killed_backup_is_invalid(who: str, server: Server, home: Path, tmp_path: Path):
     settings = Settings(home=home, database_url=server.make())
     filled(settings)
     where = tmp_path / "backup"

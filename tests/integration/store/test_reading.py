@@ -66,7 +66,7 @@ def test_one_who_uploads_much_does_not_keep_the_others_waiting(database: Databas
     assert [one and one.dataset for one in found][:2] == [ada, bob]
 
 
-def test_a_file_whose_worker_fell_silent_is_read_by_another_and_the_first_is_too_late(
+def test_a_file_of_an_unresponsive_worker_is_read_by_another_and_the_first_is_too_late(
     database: Database,
 ):
     (made,) = add(database, "ada")

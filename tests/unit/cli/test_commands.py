@@ -64,14 +64,14 @@ def test_an_error_is_reported_to_people_and_with_json_also_to_programs(run: Run)
     assert err == "error: No.\n"
 
 
-def test_wrong_usage_is_2(run: Run):
+def test_wrong_usage_is_exit_code_2(run: Run):
     for arguments in (["--nope"], ["submit"], ["cancel"], ["up", "--port", "70000"], ["fly"]):
         code, out, err = run(*arguments, routes=[])
         assert (code, out) == (2, "")
         assert err
 
 
-def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_an_unreachable_service_is_exit_code_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("glasshouse.client.connection.requests.FIRST_DELAY_S", 0.0)
     monkeypatch.delenv("GLASSHOUSE_URL", raising=False)
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
@@ -80,14 +80,14 @@ def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert main(["jobs"]) == 8
 
 
-def test_a_file_that_is_not_there_is_1(run: Run):
+def test_a_missing_file_is_exit_code_1(run: Run):
     code, _, err = run("submit", "nowhere.json", routes=[])
     assert code == 1
     assert "nowhere.json" in err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": NaN}'])
-def test_a_file_that_is_no_spec_is_reported(run: Run, tmp_path: Path, text: str):
+def test_a_file_that_is_not_a_spec_is_reported(run: Run, tmp_path: Path, text: str):
     (tmp_path / "job.json").write_text(text)
     code, _, err = run("submit", str(tmp_path / "job.json"), routes=[])
     assert code == 1
@@ -197,7 +197,7 @@ def test_each_command_that_makes_a_job_takes_a_device(
 
 
 @pytest.mark.parametrize("command", ["submit", "fork", "infer"])
-def test_a_device_that_there_is_not_is_wrong_usage(run: Run, tmp_path: Path, command: str):
+def test_a_device_that_does_not_exist_is_wrong_usage(run: Run, tmp_path: Path, command: str):
     words = [command, write_spec(tmp_path) if command == "submit" else "job_1", "--device", "gpu"]
     words += ["--data", "ds_1"] if command == "infer" else []
     code, out, err = run(*words, routes=[])
@@ -294,7 +294,7 @@ def test_the_version_is_reported_without_a_service(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["--json", "jobs"], []])
-def test_what_is_no_command_is_wrong_usage(
+def test_an_unknown_command_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ):
     assert main(arguments) == 2
@@ -407,7 +407,7 @@ def test_inference_saves_the_outputs(run: Run, tmp_path: Path):
     }
 
 
-def test_inference_that_takes_too_long_is_6(run: Run):
+def test_inference_that_takes_too_long_is_exit_code_6(run: Run):
     routes = Submitting("running").routes
     code, _, err = run("infer", "job_1", "--data", "ds_1", "--timeout", "0.05", routes=routes)
     assert code == 6
@@ -445,7 +445,7 @@ def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_pa
     assert deleted == {"id": "ckpt_1", "deleted": True}
 
 
-def test_formats_are_listed_with_the_ends_of_their_file_names(run: Run):
+def test_formats_are_listed_with_their_file_name_suffixes(run: Run):
     lines = run("datasets", "formats", routes=[])[1].splitlines()
     assert any(line.startswith("idx.zip        .idx.zip .zip") for line in lines)
     listed = json.loads(run("datasets", "formats", "--json", routes=[])[1])

@@ -41,7 +41,7 @@ def listed(*entries: dict[str, object]) -> Callable[[Request], Response]:
     return lambda _: listing(*entries)
 
 
-def test_ids_and_names_are_offered_as_they_begin(
+def test_ids_and_names_are_completed_by_prefix(
     complete: Complete, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     routes = [

@@ -122,7 +122,7 @@ def test_commands_to_a_job_are_reported():
     ]
 
 
-def test_what_was_found_out_is_reported():
+def test_findings_are_reported():
     view = JobView(job())
     view.see({"type": "finding", "message": "Step 7: the loss not finite."})
     assert "the loss not finite" in shown(view)

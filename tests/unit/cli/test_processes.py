@@ -47,7 +47,9 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_leftovers_are_ended_and_strangers_spared(home: Path, sleeper: subprocess.Popen[bytes]):
+def test_leftover_processes_are_ended_and_others_are_not(
+    home: Path, sleeper: subprocess.Popen[bytes]
+):
     import json
 
     left = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -68,7 +70,7 @@ def test_leftovers_are_ended_and_strangers_spared(home: Path, sleeper: subproces
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_damaged_note_is_no_hindrance(home: Path, text: str):
+def test_a_damaged_note_is_ignored(home: Path, text: str):
     (home / "run" / "stack.json").write_text(text)
     (home / "run" / "valkey.pid").write_text("not a number")
     end_leftovers(home)
@@ -173,6 +175,6 @@ def test_an_old_broker_is_not_used(tmp_path: Path, told: str, product: str, new_
     assert (found.product, found.is_new_enough) == (product, new_enough)
 
 
-def test_what_is_no_broker_is_passed_over(tmp_path: Path):
+def test_a_binary_that_is_not_a_broker_is_skipped(tmp_path: Path):
     assert inspect(Path("/bin/sh")) is None
     assert inspect(tmp_path / "nothing") is None

@@ -447,7 +447,7 @@ def test_a_preset_of_other_sizes_is_refused_in_words_of_its_own():
 
 
 @pytest.mark.parametrize("name", ["/data/x.csv", "ds_1?force=true", "ds_1#a", "", "a b"])
-def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
+def test_an_invalid_id_never_becomes_a_path(connect: Connect, name: str):
     client = connect()
     with pytest.raises(ValueError, match="is not a valid dataset id"):
         client.datasets.get(name)

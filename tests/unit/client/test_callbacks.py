@@ -137,7 +137,9 @@ def test_a_loss_that_is_no_number_arrives_as_one(connect: Connect):
         ({"set": {"optimizer.lr": 0.5}}, "commands", {"set": {"optimizer.lr": 0.5}}),
     ],
 )
-def test_what_a_callback_answers_is_done(connect: Connect, wish: Any, path: str, body: Any):
+def test_the_action_that_a_callback_returns_is_carried_out(
+    connect: Connect, wish: Any, path: str, body: Any
+):
     service = StubService(log_of_two_epochs())
     job_of(connect(*service.routes)).watch(Notes(on_train_begin=wish))
     assert service.received == [(f"/api/v1/jobs/job_1/{path}", body)]
@@ -201,7 +203,7 @@ class Awaited:
         return "checkpoint" if step == 2 else None
 
 
-def test_a_coroutine_is_awaited_where_somebody_can(serve: Serve):
+def test_a_coroutine_is_awaited_by_the_async_client_only(serve: Serve):
     service = StubService(log_of_two_epochs())
 
     async def watch() -> list[int]:

@@ -93,7 +93,7 @@ def test_missing_values_are_counted_and_explained(library: str, values: list[Any
         read_frame(frame, "y")
 
 
-def test_a_column_that_no_field_may_be_called_after_has_a_field_of_another_name():
+def test_a_column_with_an_invalid_field_name_gets_a_field_of_another_name():
     frame = {"a b": [0.5, 1.5], "is it?": [0, 1]}
     pandas = importlib.import_module("pandas")
     table = read_frame(pandas.DataFrame(frame), "is it?")

@@ -259,7 +259,7 @@ def test_of_several_vocabularies_one_must_be_named(connect: Connect):
     assert checkpoint.vocabulary("target")[2:] == ["good"]
 
 
-def test_figures_that_nobody_took_say_why(connect: Connect):
+def test_statistics_that_were_not_recorded_say_why(connect: Connect):
     """Of the three reasons there may be; and a layer that there is not is named as such."""
 
     def told(*probes: dict[str, Any], form: str = "stats", layer: str = "fc") -> str:

@@ -172,7 +172,7 @@ def test_ipython_in_a_terminal_gets_the_bar(
 
 
 @pytest.mark.parametrize("show", ["show", "_ipython_display_"])
-def test_a_card_lives_beside_what_is_done_next(
+def test_a_card_is_updated_while_other_code_runs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, show: str
 ):
     shown = in_notebook(monkeypatch)

@@ -192,5 +192,5 @@ def test_what_continues_takes_the_averages_along_or_leaves_them(digits, tmp_path
         ({"type": "mean"}, "ema"),
     ],
 )
-def test_what_is_no_average_is_refused(average, words):
+def test_an_invalid_average_is_refused(average, words):
     assert words in " ".join(errors(spec(average=average)).values())

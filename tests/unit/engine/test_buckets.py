@@ -311,7 +311,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_by_its_place(many, case):
+def test_an_invalid_option_is_refused_with_its_place(many, case):
     options, pointer, word = REFUSED[case]
     assert word in errors(bucketed(**options), meta_of(many))[pointer]
 

@@ -203,7 +203,7 @@ def test_the_hint_is_of_the_row_that_is_to_blame(action: str, value: float, tmp_
         assert error["hint"] == f"The field 'x' reaches {value:.3g}: scale or normalize it."
 
 
-def test_a_field_is_to_blame_however_many_tensors_later_the_first_bad_one_is(tmp_path: Path):
+def test_a_field_is_the_cause_even_if_the_first_bad_tensor_comes_much_later(tmp_path: Path):
     data = columns(bad={BATCH * 5 + 2: 1e30})
     table = write_table(tmp_path / "table", data, {"train": slice(None)})
     body = job("square", "SGD", 1e-3, "fail")

@@ -131,7 +131,7 @@ def test_what_probes_without_a_budget_cost_is_distinguished_from_the_others():
     assert job.governor.budget([free, held]) == 0.03
 
 
-def test_who_is_allowed_more_yields_less():
+def test_a_probe_with_a_larger_budget_widens_less():
     strict, loose = watch(0, max_overhead=0.03), watch(1, max_overhead=0.2)
     job = Job({strict: 0.05e-3, loose: 0.5e-3}).go(3000)
     assert loose.factor == 4
@@ -156,7 +156,9 @@ def test_a_probe_outside_its_window_counts_for_nothing():
     noise=st.floats(0.0, 0.35),
     seed=st.integers(0, 1000),
 )
-def test_it_is_never_over_its_budget_for_long_and_never_flaps(cost, every, budget, noise, seed):
+def test_it_is_never_over_its_budget_for_long_and_never_oscillates(
+    cost, every, budget, noise, seed
+):
     one = watch(every=every, max_overhead=budget)
     job = Job({one: cost * 1e-3}, noise=noise, seed=seed)
     job.go(50 + 3 * every)
@@ -183,7 +185,7 @@ def test_it_is_never_over_its_budget_for_long_and_never_flaps(cost, every, budge
         max_size=6,
     )
 )
-def test_what_fits_fits(given_loads):
+def test_widened_probes_stay_within_the_budget(given_loads):
     loads = [ProbeLoad(*item) for item in given_loads]
     found = factors(loads, 1e-3, WIDE_MARGIN)
     assert all(factor & (factor - 1) == 0 for factor in found)

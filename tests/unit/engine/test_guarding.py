@@ -297,7 +297,7 @@ def test_a_bad_batch_leaves_no_trace_in_batch_normalization(tmp_path):
     assert int(saved["norm.num_batches_tracked"]) == NUM_STEPS - 1
 
 
-def test_left_alone_a_bad_loss_is_reported_once_and_training_continues(aimless, tmp_path):
+def test_by_default_a_bad_loss_is_reported_once_and_training_continues(aimless, tmp_path):
     """The default: what a job does with its numbers is its own matter."""
     records = run(tmp_path / "a", job(), aimless)
     assert records[-1]["state"] == "succeeded"

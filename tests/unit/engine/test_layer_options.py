@@ -134,7 +134,7 @@ def test_no_gradient_comes_through_a_cut(digits, tmp_path):
     assert "/probes/0/kinds/0" in errors(whole | {"probes": [probe]})
 
 
-def test_a_cut_of_all_leaves_nothing_to_train():
+def test_stop_gradient_on_the_last_layer_leaves_nothing_to_train():
     assert list(errors(job({"fc": {"stop_gradient": True}}))) == ["/loss/inputs"]
 
 

@@ -271,7 +271,7 @@ STATEFUL = [
         (STATEFUL, True, "/activation_checkpointing", "stateful"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_place(layers, asked, pointer, words):
+def test_an_invalid_option_is_refused_with_its_place(layers, asked, pointer, words):
     data = {"shuffle": {"enabled": False}}
     found = errors(spec(network={"layers": layers}, activation_checkpointing=asked, data=data))
     assert pointer in found

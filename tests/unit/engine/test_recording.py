@@ -93,7 +93,7 @@ def test_what_another_probe_has_reported_is_not_reported_again(table, tmp_path):
     assert [step for step, layer in seen if layer == "hidden"] == [*range(10, AGAIN + 1)]
 
 
-def test_two_recorders_tell_each_row_once(table, tmp_path):
+def test_two_recorders_report_each_row_once(table, tmp_path):
     both = (record_of(), record_of(layers=["look", "fc"]))
     records = run(tmp_path / "a", job(*both), table)
     seen = [(item["step"], row[0]) for item in of_type(records, "stats") for row in item["rows"]]

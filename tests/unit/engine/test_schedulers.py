@@ -234,7 +234,7 @@ def test_a_length_that_is_omitted_is_that_of_the_training(digits):
         ),
     ],
 )
-def test_what_is_no_scheduler_is_refused_where_it_is_wrong(scheduler, pointer, words):
+def test_an_invalid_scheduler_is_refused_with_its_place(scheduler, pointer, words):
     found = errors(spec(scheduler=scheduler))
     [(where, detail)] = found.items()
     assert where.startswith(pointer)

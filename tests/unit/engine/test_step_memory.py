@@ -18,7 +18,7 @@ from tests.unit.engine.runs import CNN, planned, spec
 FLOAT = 4
 
 
-def test_bytes_count_from_their_making_until_nobody_holds_them():
+def test_bytes_count_from_allocation_until_the_last_reference_is_gone():
     with LiveBytes() as live:
         x = torch.ones(1000)
         y = x * 2  # two at once

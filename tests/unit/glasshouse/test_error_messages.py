@@ -221,7 +221,7 @@ def test_a_mistake_is_reported_once_with_what_to_write_instead(
     assert problem.detail.startswith(begins), problem.detail
 
 
-def test_a_body_of_no_known_model_is_reported_all_the_same():
+def test_a_body_of_an_unknown_model_is_reported():
     wrong = {"tune": 3, "zeal": 1}
     try:
         spec.TrainJob.model_validate_json(json.dumps(TRAIN | wrong))

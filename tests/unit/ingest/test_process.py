@@ -183,7 +183,7 @@ def test_a_nested_archive_is_only_a_file_of_another_kind(ingesting: Ingesting):
     assert "begins with 50 4b 03 04" in ingesting.problem("idx.zip", zip_of("a", content=inner))
 
 
-def test_what_is_no_regular_file_is_refused(ingesting: Ingesting, tmp_path: Path):
+def test_a_path_that_is_not_a_regular_file_is_refused(ingesting: Ingesting, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         assert "not a regular file" in ingesting.problem("csv", path)

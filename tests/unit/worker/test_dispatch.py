@@ -149,7 +149,7 @@ def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot
 
 
 @given(queues, slots_of)
-def test_who_comes_first_is_served_as_if_nobody_stood_behind(
+def test_earlier_jobs_are_dispatched_as_if_no_later_one_waited(
     queue: list[Waiting], slots: list[Slot]
 ):
     whole = serve(queue, slots)

@@ -87,7 +87,7 @@ def test_it_is_not_inspected_on_every_turn(clock: Clock, spool: Path, make: Make
 
 
 @pytest.mark.parametrize(("on_stall", "presses"), [("warn", False), ("restart", True)])
-def test_what_a_stall_leads_to_is_the_specs_to_say(
+def test_the_spec_sets_what_a_stall_leads_to(
     on_stall: str, presses: bool, clock: Clock, make: Make
 ):
     watchdog = make(stall_timeout_s=7.0, on_stall=on_stall)

@@ -82,7 +82,7 @@ def test_cancelling_goes_before_pausing():
     assert verdict({"state": "paused"}, Exit(0), both) == JobEnded("cancelled", "cancelled")
 
 
-def test_a_cancelled_job_is_cancelled_however_it_had_to_be_made_to_end():
+def test_a_cancelled_job_is_cancelled_even_if_it_had_to_be_killed():
     by_kill = verdict(None, Exit(signal=signal.SIGKILL), CANCELLED)
     assert by_kill == JobEnded("cancelled", "killed")
     by_word = verdict({"state": "cancelled"}, Exit(0), CANCELLED)
