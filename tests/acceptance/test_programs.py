@@ -191,7 +191,7 @@ def test_a_small_writer_learns_which_character_is_next(client: gh.Client):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_shakespeare_is_read_as_well_as_nanogpt_reads_him(shown: Shown):
+def test_the_shakespeare_loss_is_that_of_nanogpt(shown: Shown):
     text = data("tiny_shakespeare") / "input.txt"
     for rate, most in (("0.001", 1.92), ("0.003", 1.88)):  # by hand, with 0.001: 1.911
         last_step, loss = shown("shakespeare", text, "--rate", rate, "--length", "5")[-1]

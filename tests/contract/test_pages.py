@@ -62,7 +62,7 @@ def test_every_error_has_a_page_and_every_page_an_error():
 
 
 @pytest.mark.parametrize("code", sorted(codes()))
-def test_a_page_says_where_why_and_what_to_do(code: str):
+def test_the_page_of_an_error_says_where_why_and_what_to_do(code: str):
     text = (DOCS / "errors" / f"{code}.md").read_text()
     cls = codes()[code]
     assert text.startswith(f"# {code}\n")

@@ -78,7 +78,7 @@ def test_reading_ahead_is_measured_by_threads_and_by_processes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["a slow disk", "nobody who reads"])
-def test_a_hindered_job_counts_every_tensor(case):
+def test_a_job_with_a_slow_consumer_counts_every_tensor(case):
     (line,) = run("bench.probes.hindered", "--rounds", "1", "--case", case)
     assert line["kept"] + line["dropped"] == line["due"]
     assert line["dropped"]

@@ -51,7 +51,7 @@ def own_populated() -> Generator[PopulatedApi]:
         pytest.param("coverage", id="every-bound", marks=pytest.mark.slow),
     ],
 )
-def test_nothing_of_the_document_breaks_the_service(
+def test_no_request_of_the_openapi_document_breaks_the_service(
     phases: str, own_populated: PopulatedApi, tmp_path: Path, request: pytest.FixtureRequest
 ):
     api = own_populated.api

@@ -13,7 +13,7 @@ from tests.running import Api, running_api
 from tests.security.populated_api import PopulatedApi
 
 
-def test_a_key_has_256_bits_that_chance_has_made():
+def test_a_key_has_256_random_bits():
     made = [keys.make_secret() for _ in range(2000)]
     assert len(set(made)) == len(made)
     bodies = [secret.removeprefix("gh_").partition("_")[0] for secret in made]
@@ -64,7 +64,7 @@ def test_a_dump_of_the_database_opens_nothing(populated: PopulatedApi):
 
 
 @pytest.mark.parametrize("name", ["api_key", "key", "token", "access_token", "authorization"])
-def test_no_key_is_taken_from_an_address(populated: PopulatedApi, nobody: httpx2.Client, name: str):
+def test_no_key_is_accepted_in_a_url(populated: PopulatedApi, nobody: httpx2.Client, name: str):
     assert nobody.get("/api/v1/jobs", params={name: populated.ada}).status_code == 401
     with_body = nobody.post("/api/v1/jobs", json={name: populated.ada})
     assert with_body.status_code == 401

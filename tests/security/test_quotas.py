@@ -177,7 +177,7 @@ def test_streams_of_all_keys_of_an_owner_count_together(api: Api, tenants: Tenan
     until(lambda: ada.get("/api/v1/quotas").json()["used"]["streams"] == 0)
 
 
-def test_a_key_that_asks_too_often_gets_a_retry_time(api: Api, tenants: Tenants, limit: Any):
+def test_a_key_with_too_many_requests_gets_a_retry_time(api: Api, tenants: Tenants, limit: Any):
     ada, bob, _ = tenants
     limit(requests_per_s=5)
     answers = [ada.get("/livez") for _ in range(50)]
@@ -192,7 +192,7 @@ def test_a_key_that_asks_too_often_gets_a_retry_time(api: Api, tenants: Tenants,
     assert ada.get("/api/v1/jobs?limit=1").status_code == 200
 
 
-def test_one_who_asks_without_end_slows_nobody_down(api: Api, tenants: Tenants, limit: Any):
+def test_a_client_without_pauses_slows_no_other_down(api: Api, tenants: Tenants, limit: Any):
     """Bob's slowest answer, beside four threads of Ada's that are refused, stays under a second."""
     _, bob, _ = tenants
     limit(requests_per_s=20)

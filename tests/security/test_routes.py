@@ -148,7 +148,7 @@ def test_every_route_that_reads_a_body_has_one_here(route: Route, populated: Pop
     )
 
 
-def test_no_page_of_another_origin_is_ever_allowed_in(route: Route, populated: PopulatedApi):
+def test_no_other_origin_is_ever_allowed(route: Route, populated: PopulatedApi):
     headers = {"Origin": populated.api.url, "Access-Control-Request-Method": "POST"}
     with populated.api.client(headers=headers) as client:
         answer = client.options(url_of(route, populated))

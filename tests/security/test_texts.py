@@ -45,7 +45,7 @@ def check(answer: httpx2.Response) -> None:
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_nasty_text_is_refused_or_given_back_as_data(
+def test_a_hostile_text_is_refused_or_returned_as_data(
     populated: PopulatedApi, ada: httpx2.Client, name: str
 ):
     text = NASTY[name]

@@ -105,7 +105,7 @@ def check(status: int, body: bytes, where: str) -> None:
     assert b"GLASSHOUSE_HOME" not in body, where
 
 
-def test_no_place_of_a_path_leads_out(
+def test_no_path_parameter_allows_traversal(
     route: Route, populated: PopulatedApi, canary: Path, admin: Raw
 ):
     tried = payloads(populated.api.home)
@@ -154,7 +154,7 @@ HEADERS = (
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_no_header_leads_out(populated: PopulatedApi, canary: Path, raw: Raw, header: str):
+def test_no_header_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw, header: str):
     job = populated.ids["jobs"]
     before = stored(populated.api.home)
     targets = itertools.cycle(
@@ -191,7 +191,7 @@ QUERIES = (
 
 
 @pytest.mark.parametrize("template", QUERIES)
-def test_no_query_leads_out(populated: PopulatedApi, canary: Path, raw: Raw, template: str):
+def test_no_query_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw, template: str):
     known = template.replace("{job}", populated.ids["jobs"]).replace(
         "{dataset}", populated.ids["datasets"]
     )
@@ -204,7 +204,7 @@ def test_no_query_leads_out(populated: PopulatedApi, canary: Path, raw: Raw, tem
     assert canary.read_bytes() == SECRET
 
 
-def test_no_field_of_a_body_leads_out(populated: PopulatedApi, canary: Path, raw: Raw):
+def test_no_field_of_a_body_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw):
     before = stored(populated.api.home)
     for payload in payloads(populated.api.home)[::3]:
         spec = small_job(payload)

@@ -71,7 +71,7 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question_and_ends_wit
         assert not asked.is_running()
 
 
-def test_a_killed_api_takes_its_planner_along():
+def test_a_killed_api_also_ends_its_planner():
     with running_api() as api:
         with api.client() as client:
             client.get(QUESTION)

@@ -79,7 +79,7 @@ def test_a_proxy_of_a_known_address_says_that_it_was_https(allowed: str):
     "settings",
     [{"behind_proxy": "true"}, {}, {"behind_proxy": "true", "forwarded_allow_ips": "192.0.2.0/24"}],
 )
-def test_nobody_else_is_believed(settings: dict[str, str]):
+def test_the_proxy_header_of_other_addresses_is_ignored(settings: dict[str, str]):
     with running_api(**settings) as api:
         with proxy(api.url) as door:
             link, cookie = opened(api, door)

@@ -213,7 +213,7 @@ def test_list_parameters_are_checked(ada: httpx2.Client, query: str, status: int
     assert ada.get(f"/api/v1/jobs?{query}").status_code == status
 
 
-def test_the_methods_of_a_path_are_said(ada: httpx2.Client):
+def test_the_allowed_methods_of_a_path_are_listed(ada: httpx2.Client):
     answer = ada.put("/api/v1/jobs/job_x", json={})
     found = problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH"

@@ -122,7 +122,7 @@ def nothing_stays(service: Api):
     assert stored(service) == before
 
 
-def test_a_job_may_begin_with_it_and_keeps_it_in_use(each_service: Api, api: httpx2.Client):
+def test_a_job_can_start_from_it_and_keeps_it_in_use(each_service: Api, api: httpx2.Client):
     made = api.post("/api/v1/datasets", json={"builtin": "digits"}).json()
     row = api.get(f"/api/v1/datasets/{made['id']}", headers={"Prefer": "wait=60"}).json()
     checkpoint = sent(api)["id"]

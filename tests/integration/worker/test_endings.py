@@ -393,7 +393,7 @@ def test_a_job_stands_still_while_too_much_of_it_waits_for_the_database(harness:
     assert steps == list(range(len(steps)))
 
 
-def test_a_job_that_stands_still_can_be_cancelled(harness: Harness):
+def test_a_stalled_job_can_be_cancelled(harness: Harness):
     harness.start_worker(MAX_BACKLOG_BYTES="1", LEASE_S="60")
     job_id = harness.submit(endless(harness.dataset()))
     rank = psutil.Process(harness.rank_pid(job_id))

@@ -173,7 +173,7 @@ def test_a_terminal_shows_as_many_layers_as_it_has_lines_and_the_bad_ones_first(
     assert "more layers" not in in_terminal(seen_layers(10), 80, 24)
 
 
-def test_a_layer_has_a_small_line_of_its_spread_where_there_is_room():
+def test_a_layer_has_a_sparkline_of_its_standard_deviation_if_it_fits():
     row = next(line for line in in_terminal(seen_layers(3), 80, 24).splitlines() if "fc0" in line)
     assert row.split() == ["fc0", "0.5", "3", "▁▅█"]
     assert "std so far" not in in_terminal(seen_layers(3), 36, 24)

@@ -52,6 +52,6 @@ def test_a_value_lands_at_its_path(text: str, path: list[Any], value: Any):
         ("network.layers.-1.name=x", "none of the 2 entries is '-1'"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_reported(text: str, told: str):
+def test_an_unknown_path_is_reported(text: str, told: str):
     with pytest.raises(ValueError, match=told):
         apply(spec(), text)

@@ -151,7 +151,7 @@ def test_a_checkpoint_reference_is_resolved_the_same_way_on_every_page(
 
 
 @pytest.mark.parametrize("group", ["datasets", "checkpoints"])
-def test_a_group_alone_lists(run: Run, group: str):
+def test_a_group_without_a_command_lists(run: Run, group: str):
     alone = run(group, routes=Service().routes)
     assert alone == run(group, "list", routes=Service().routes)
     assert alone[0] == 0

@@ -468,5 +468,5 @@ def test_an_invalid_id_never_becomes_a_path(connect: Connect, name: str):
         ("x", [], []),
     ],
 )
-def test_the_name_that_was_meant_is_found(name: str, known: list[str], wanted: list[str]):
+def test_the_intended_name_is_suggested(name: str, known: list[str], wanted: list[str]):
     assert nearest(name, known) == wanted

@@ -131,7 +131,7 @@ def test_several_metrics_are_one_frame_with_a_row_for_each_step(connect: Connect
     np.testing.assert_array_equal(found["validation/loss"], [np.nan, 1.5, np.nan])
 
 
-def test_a_library_that_is_not_there_is_an_error(connect: Connect, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_an_error(connect: Connect, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ImportError, match="pandas or polars"):
         metrics(connect).metrics("loss").df()

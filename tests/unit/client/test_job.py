@@ -348,7 +348,7 @@ def test_a_probe_is_attached_followed_changed_and_removed(connect: Connect):
     assert [request.method for request in seen] == ["GET", "GET", "PATCH", "DELETE"]
 
 
-def test_a_probe_looks_at_every_step_by_default(connect: Connect):
+def test_a_probe_samples_every_step_by_default(connect: Connect):
     assert as_probe("fc", ("output", "param"), "full", {"every": None})["every"] == 1
     assert as_probe(["fc"], "output", "stats", {"every": 4})["every"] == 4
 

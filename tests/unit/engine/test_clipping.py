@@ -191,5 +191,5 @@ def test_one_gradient_at_two_points_is_refused():
         ({"type": "global_norm", "max": 1.0, "min": 0.0}, "/grad_clip/min"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(clip, pointer):
+def test_an_invalid_limit_is_refused(clip, pointer):
     assert list(errors(spec(grad_clip=clip))) == [pointer]

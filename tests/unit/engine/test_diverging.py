@@ -184,7 +184,7 @@ def test_the_error_of_a_job_that_fails_is_its_finding(
 
 @pytest.mark.parametrize("action", ["fail", "skip_step"])
 @pytest.mark.parametrize("value", [1e30, 1e20, math.inf, math.nan])
-def test_the_hint_is_of_the_row_that_is_to_blame(action: str, value: float, tmp_path: Path):
+def test_the_hint_is_about_the_row_that_caused_it(action: str, value: float, tmp_path: Path):
     data = columns(bad={BATCH * 5 + 2: value})
     table = write_table(tmp_path / "table", data, {"train": slice(None)})
     body = job("square", "SGD", 1e-3, action)

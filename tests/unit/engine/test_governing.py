@@ -90,7 +90,7 @@ def test_no_budget_and_listed_steps_are_never_moved():
     assert job.governor.budget([free, listed]) is None
 
 
-def test_the_first_looks_alone_decide_nothing():
+def test_the_first_samples_alone_change_nothing():
     one = watch()
     job = Job({one: 5e-3})
     job.go(3)  # they allocate, say
@@ -98,7 +98,7 @@ def test_the_first_looks_alone_decide_nothing():
     assert job.go(300).changes == []
 
 
-def test_rare_looks_are_judged_after_some_steps():
+def test_rare_samples_are_evaluated_after_some_steps():
     job = Job({watch(every=20): 20e-3}).go(MAX_FIRST_STEPS + 1)
     ((step, change),) = job.changes
     assert step == MAX_FIRST_STEPS
@@ -267,7 +267,7 @@ def test_a_step_is_read_only_when_the_device_has_passed_it():
     assert [item.step for item in meter.take()] == [2]
 
 
-def test_steps_that_nobody_looks_at_are_not_measured():
+def test_unwatched_steps_are_not_measured():
     clock = Ticks()
     meter = Meter(clock)
     meter.begin(0)
@@ -324,7 +324,7 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
     assert told[0]["fraction"] == pytest.approx(0.5 / 64, rel=0.01)
 
 
-def test_the_last_look_changes_no_interval():
+def test_the_last_sample_changes_no_interval():
     """The last checkpoint exists by then: a run that resumes from it would watch as before."""
     one = watch("p", every=1)
     told: list = []

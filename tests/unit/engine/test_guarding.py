@@ -232,7 +232,9 @@ def test_an_update_that_makes_parameters_bad_is_seen_after_it(flat, tmp_path):
     assert (where["kind"], where["phase"], where["metric"]) == ("param", "update", "parameters")
 
 
-def test_parameters_that_were_bad_before_the_step_are_put_down_to_the_step_before(flat, tmp_path):
+def test_parameters_that_were_bad_before_the_step_are_attributed_to_the_previous_step(
+    flat, tmp_path
+):
     (found,) = findings(run(tmp_path / "a", job({"check": ["loss"]}, layers=STEEP), flat))
     assert (found["step"], found["layer"]) == (BAD, "scaled")
     assert (found["kind"], found["phase"]) == ("param", "update")

@@ -192,7 +192,7 @@ def test_what_a_recorder_cannot_be_is_refused(changes, said):
         )
 
 
-def test_a_recorder_yields_and_says_so(digits, tmp_path):
+def test_a_recorder_widens_its_interval_and_reports_it(digits, tmp_path):
     layers = [{"name": "flat", "type": "Flatten"}]
     layers += [{"name": f"tanh{number}", "type": "Tanh"} for number in range(40)]
     layers += [{"name": "fc", "type": "Linear", "args": {"out_features": 10}}]

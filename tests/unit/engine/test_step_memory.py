@@ -172,7 +172,7 @@ def test_gradients_of_sparse_layers_are_of_the_rows_that_are_read():
     assert sparse["checkpoint_bytes"] == sparse["parameters_bytes"]
 
 
-def test_a_layer_that_cannot_run_without_data_is_none():
+def test_a_layer_that_cannot_run_without_data_is_not_measured():
     layers = [
         {"name": "flat", "type": "Flatten"},
         {"name": "nothing", "type": "Linear", "args": {"in_features": 64, "out_features": 10}},

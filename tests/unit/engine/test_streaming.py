@@ -560,7 +560,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_pool_that_cannot_be_is_refused_by_its_place(case):
+def test_an_invalid_pool_is_refused_with_its_place(case):
     shuffle, pointer, word = REFUSED[case]
     assert word in errors(spec(data={"shuffle": shuffle}))[pointer]
 

@@ -274,7 +274,7 @@ def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
     assert [record["step"] for record in seen] == steps
 
 
-def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
+def test_a_probe_that_fails_is_counted_and_switched_off(tmp_path, capfd):
     seen: list = []
     bad = {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["full"]}
     good = {"layers": ["fc"], "kinds": ["param"], "every": 1}

@@ -70,7 +70,7 @@ def test_no_field_answers_in_pydantics_words(model: type[BaseModel]):
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
-def test_a_misspelt_field_gets_a_suggestion_of_what_it_may_have_been(model: type[BaseModel]):
+def test_a_misspelled_field_gets_a_suggestion(model: type[BaseModel]):
     for name, field in model.model_fields.items():
         key = field.alias or name
         if len(key) < 4:

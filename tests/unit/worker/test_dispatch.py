@@ -58,7 +58,7 @@ def test_a_number_means_exactly_that_device():
     assert one(Need("cuda", number=2), slots) is None
 
 
-def test_a_job_for_one_worker_goes_nowhere_else():
+def test_a_job_for_one_worker_runs_on_no_other():
     slots = cores("a", 4) + cores("b", 4, busy=4)
     assert one(Need("cpu", threads=1, worker="b"), slots) is None
 

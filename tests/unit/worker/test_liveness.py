@@ -52,7 +52,7 @@ def test_a_stall_is_reported_once_until_the_rank_has_moved(clock: Clock, spool: 
     assert watchdog.spool_bytes == len(b"more bytes")
 
 
-def test_a_rank_that_speaks_does_not_stall(clock: Clock, spool: Path, make: Make):
+def test_a_rank_that_reports_does_not_stall(clock: Clock, spool: Path, make: Make):
     watchdog = make()
     for number in range(100):
         clock.now += 1
