@@ -1,8 +1,8 @@
 """Generates the blocking client from the asynchronous one.
 
-``python .ci/twins.py`` writes ``glasshouse/client/*.py`` from ``glasshouse/client/aio/*.py``;
-``--check`` only reports files that differ. Two files are written by hand in both places:
-``running.py``, which defines how to wait, and ``__init__.py``.
+``python .ci/twins.py`` writes the modules of ``glasshouse/client/blocking`` from those of
+``glasshouse/client/aio``; ``--check`` only reports files that differ. Two files are written by hand
+in both places: ``running.py``, which defines how to wait, and ``__init__.py``.
 """
 
 import re
@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SYNC = ROOT / "glasshouse" / "client"
-ASYNC = SYNC / "aio"
+CLIENT = ROOT / "glasshouse" / "client"
+SYNC = CLIENT / "blocking"
+ASYNC = CLIENT / "aio"
 BY_HAND = {"__init__.py", "running.py"}
 WORDS = (
     (r"\basync (def|with|for)\b", r"\1"),
@@ -22,7 +23,7 @@ WORDS = (
     (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
     (r"\ba(closing|close|read|iter_bytes)\b", r"\1"),
     (r"\basynccontextmanager\b", "contextmanager"),
-    (r"\bglasshouse\.client\.aio\b", "glasshouse.client"),
+    (r"\bglasshouse\.client\.aio\b", "glasshouse.client.blocking"),
 )
 RULES = "I,F401,UP,C4,PERF"
 """Rules that ruff fixes after the replacements: import order, needless comprehensions."""

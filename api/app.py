@@ -14,22 +14,14 @@ from api.http import dashboard, documentation, problems
 from api.http.access import AccessMiddleware, Keyring
 from api.http.disk_full import DiskFullMiddleware
 from api.http.middleware import Head, RequestGuard, RequestLog, host_names
-from api.routes import (
-    catalog,
-    checkpoints,
-    commands,
-    control,
-    datasets,
-    health,
-    inspection,
-    jobs,
-    keys,
-    quotas,
-    webhooks,
-)
-from api.routes.catalog import VERSION
-from api.routes.prometheus import ProcessMetrics
-from api.routes.readiness import Readiness
+from api.routes import inspection
+from api.routes.access import keys, quotas, webhooks
+from api.routes.jobs import commands, control, jobs
+from api.routes.service import catalog, health
+from api.routes.service.catalog import VERSION
+from api.routes.service.prometheus import ProcessMetrics
+from api.routes.service.readiness import Readiness
+from api.routes.storage import checkpoints, datasets
 from api.schemas import openapi
 from models.settings import Settings
 from models.telemetry.tracing import Tracing

@@ -2,7 +2,7 @@
 
 A GRU reads a row of symbols, another one writes it with attention to what was read: as it was, or
 from its end. Gradients are clipped as in PaddlePaddle's FAQ: those of parameters by the job, those
-of what layers put out (errors) by the layers. Needs a running service (``glasshouse up``).
+of layer outputs (errors) by the layers. Needs a running service (``glasshouse up``).
 """
 
 import argparse
@@ -21,11 +21,11 @@ TASKS = {"copy": 1, "reverse": -1}
 """The step with which a target reads its source."""
 LONGEST = 10
 SIZES = {"num_entries": NUM_ENTRIES, "embedding_dim": 64, "hidden_size": 128}
-COLUMNS = ["task", "told the symbols before", "by itself", "rows"]
+COLUMNS = ["task", "teacher forcing", "by itself", "rows"]
 
 
 def rows(task: str, num: int, seed: int) -> list[dict[str, list[int]]]:
-    """Sources drawn at random, what is to be written, and the same with the mark before it."""
+    """Random sources, the rows to generate, and the same rows after a start mark."""
     generator = np.random.default_rng(seed)
     made: list[dict[str, list[int]]] = []
     for _ in range(num):
@@ -43,7 +43,7 @@ def upload(client: Client, task: str, num: int, seed: int) -> Dataset:
 
 
 def layers() -> list[dict[str, Any]]:
-    """The preset's, with the gradients clipped that come back to both recurrent layers."""
+    """The layers of the preset, with clipped output gradients of both recurrent layers."""
     graph = Preset(type="preset", preset="seq2seq", args=SIZES).graph()
     found = [layer.model_dump(mode="json", exclude_unset=True) for layer in graph.layers]
     clip = {"GRU": {"output_grad_clip": 1e-3}}
@@ -51,7 +51,7 @@ def layers() -> list[dict[str, Any]]:
 
 
 def submit(client: Client, task: str, num: int = 20_000, epochs: int = 5) -> Job:
-    """Queue one training, judged on rows of their own."""
+    """Submit one training job, evaluated on separate rows."""
     ids = {"type": "integer_sequence", "dim": NUM_ENTRIES}
     judged = ["scores", "next"]
     return client.train(
@@ -82,12 +82,12 @@ def submit(client: Client, task: str, num: int = 20_000, epochs: int = 5) -> Job
 
 
 def teacher_forced(job: Job) -> float:
-    """The share of right symbols if the network is given the correct previous ones."""
+    """The fraction of correct symbols if the network is given the correct previous ones."""
     return job.metrics()["validation/MulticlassAccuracy"]["last"]
 
 
 def write(client: Client, job: Job, sources: list[list[int]]) -> list[list[int]]:
-    """What the network writes by itself: each symbol read in turn, to the mark of the end."""
+    """The rows that the network generates, symbol by symbol, up to the end mark."""
     written = np.full((len(sources), 1), BEGIN)
     for _ in range(LONGEST + 1):
         inputs = {"source": sources, "target": written}
@@ -97,7 +97,7 @@ def write(client: Client, job: Job, sources: list[list[int]]) -> list[list[int]]
 
 
 def alone(client: Client, job: Job, task: str, num: int = 100) -> tuple[float, float]:
-    """The share of symbols, and of whole rows, that it writes right by itself."""
+    """The fraction of symbols, and of whole rows, that it generates correctly."""
     asked = rows(task, num, seed=3)
     written = write(client, job, [row["source"] for row in asked])
     wanted = [row["next"] for row in asked]

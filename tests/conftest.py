@@ -50,7 +50,7 @@ def postgres() -> Generator[str]:
 
 
 @pytest.fixture
-def mortal_postgres(postgres: str) -> Generator[Postgres]:
+def own_postgres(postgres: str) -> Generator[Postgres]:
     """A PostgreSQL server for one test, which may kill it."""
     with tempfile.TemporaryDirectory(prefix="ghpg", dir="/tmp") as directory:
         server = Postgres(Path(directory))

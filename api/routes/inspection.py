@@ -2,7 +2,9 @@
 
 from fastapi import APIRouter
 
-from api.routes import events, files, fleet, layers, logs, metrics, plots, probes, stats
+from api.routes.observations import events, layers, logs, metrics, plots, probes, stats
+from api.routes.service import fleet
+from api.routes.storage import files
 
 ROUTERS: tuple[APIRouter, ...] = (
     events.router,

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { between, boxes, idOf, readers } from "../src/views/inside/groups";
-import { BOX, place, ranks } from "../src/views/inside/layout";
+import { between, boxes, idOf, readers } from "../src/views/inside/graph/groups";
+import { BOX, place, ranks } from "../src/views/inside/graph/layout";
 
 const names = (num: number, name: (n: number) => string) => Array.from({ length: num }, (_, n) => name(n));
 

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { verdictOf } from "../src/views/inside/health";
-import { matcher, rowOf, sorted } from "../src/views/inside/rows";
-import { together, updateRatio } from "../src/views/inside/together";
+import { verdictOf } from "../src/views/inside/layers/health";
+import { matcher, rowOf, sorted } from "../src/views/inside/layers/rows";
+import { together, updateRatio } from "../src/views/inside/layers/combined";
 import { figures, layer } from "./inside-layers";
 
 test("the gradient norm of a layer is over all its parameters together", () => {

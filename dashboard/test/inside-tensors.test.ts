@@ -3,14 +3,14 @@ import { test } from "node:test";
 
 import { colorOf, INFINITE, NAN, sequential } from "../src/charts/palette";
 import { powersAround } from "../src/charts/powers";
-import { flowOf, gradientTrend } from "../src/views/inside/flow";
-import { layersAt, stepsOf } from "../src/views/inside/history";
+import { flowOf, gradientTrend } from "../src/views/inside/layers/flow";
+import { layersAt, stepsOf } from "../src/views/inside/layers/history";
 import { find, selected, tensorNames } from "../src/views/inside/kinds";
-import { BadFile, readNpy } from "../src/views/inside/npy";
-import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, whenText } from "../src/views/inside/probe";
-import { atMost, axisOf, borders, columnAt, densities, placeOfStep } from "../src/views/inside/spread";
-import { selectedAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tiles";
-import { valueRows } from "../src/views/inside/value-rows";
+import { BadFile, readNpy } from "../src/views/inside/tensors/npy";
+import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, whenText } from "../src/views/inside/probes/probe";
+import { atMost, axisOf, borders, columnAt, densities, placeOfStep } from "../src/views/inside/statistics/histogram-axis";
+import { selectedAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tensors/tiles";
+import { valueRows } from "../src/views/inside/tensors/value-rows";
 import { figures, layer } from "./inside-layers";
 
 /** What numpy.lib.format writes. */

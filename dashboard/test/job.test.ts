@@ -2,11 +2,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import type { Checkpoint } from "../src/api/types";
-import { confusion, worstFirst } from "../src/views/job/confusion";
-import { differences } from "../src/views/job/diff";
-import { grouped } from "../src/views/job/groups";
+import { confusion, worstFirst } from "../src/views/job/predictions/confusion";
+import { differences } from "../src/views/job/spec/diff";
+import { grouped } from "../src/views/job/charts/groups";
 import { bestOf, directionOf, lostAt } from "../src/views/jobs/finite";
-import { fewer, type Mark, markOf, marksOf } from "../src/views/job/marks";
+import { fewer, type Mark, markOf, marksOf } from "../src/views/job/charts/marks";
 
 test("a metric and its validation are one chart, loss comes first and system metrics last", () => {
   const groups = grouped(["accuracy", "grad_norm", "loss", "lr", "lr/sparse", "system/memory_bytes", "time/step", "time/forward", "validation/accuracy", "validation/loss", "throughput/samples_per_s"]);

@@ -73,8 +73,8 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Environment variables of every process of the service. Generated from",
-        "`models/settings.py`; durations are seconds, sizes bytes.",
+        "Environment variables of every process of the service. Durations are in seconds, sizes in",
+        "bytes. Generated from `models/settings.py`.",
         "",
         "| variable | default | what it does |",
         "|---|---|---|",

@@ -19,9 +19,9 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Every command of `glasshouse`, generated from the program. How they are used together is",
-        "told in [use the command line](../how-to/command-line.md), which also has the",
-        "[exit codes](../how-to/command-line.md#in-scripts). Each takes `--help`;",
+        "Every command of `glasshouse`, generated from the program. For a guide, see",
+        "[use the command line](../how-to/command-line.md), which also lists the",
+        "[exit codes](../how-to/command-line.md#in-scripts). Every command takes `--help`;",
         "`glasshouse --version` prints the version.",
         "",
         "| | |",

@@ -16,7 +16,7 @@ from cells import cell
 import glasshouse
 from glasshouse import client as public
 from glasshouse import errors
-from glasshouse.client import training
+from glasshouse.client.training import specs as training
 
 WIDEST = 96
 FIRST = ("Client", "Job", "Layer", "LayerStats", "History", "Series", "Probe", "Command")
@@ -30,13 +30,14 @@ def page() -> str:
     lines = [
         "# Python",
         "",
-        "The public names of `glasshouse`, generated from its code. How they are used together is",
-        "told in [use it from Python](../how-to/client.md).",
+        "The public names of `glasshouse`, generated from its code. For a guide, see",
+        "[use it from Python](../how-to/client.md).",
         "",
     ]
     if _names("Async"):
         lines += [
-            "`AsyncClient` and what it gives have the same names and methods, to be awaited.",
+            "`AsyncClient` and its objects have the same names and methods. Await the methods that",
+            "send a request.",
             "",
         ]
     for name in _in_order(_names("")):
@@ -71,7 +72,7 @@ def _class(name: str, cls: Class) -> Iterator[str]:
 
 
 def _resources() -> Iterator[str]:
-    """What stands at a client by kind: ``client.jobs`` and the others."""
+    """The resources of a client: ``client.jobs`` and the others."""
     with public.Client("http://127.0.0.1:1", "gh_none") as client:
         kept = {name: value for name, value in vars(client).items() if not name.startswith("_")}
     for name, value in kept.items():

@@ -36,45 +36,47 @@ COUNTED = {
 }
 INDEX = """# HTTP
 
-Everything that the service does is there over HTTP; the client and the command line use nothing
-else. Generated from the [OpenAPI document](../openapi.json), which the service itself gives at
-`/openapi.json`, and shows, to be tried, at `/docs`.
+You can do everything over HTTP that the service does; the client and the command line use only this
+API. These pages are generated from the [OpenAPI document](../openapi.json). The service returns it
+at `/openapi.json`; at `/docs` you can try every request.
 
 | | |
 |---|---|
 {tags}
-| [Objects](objects.md) | The fields of what requests and answers are made of. |
+| [Objects](objects.md) | The fields of requests and responses. |
 
-## In all of them
+## Conventions
 
-**Paths** begin with `/api/v1`; the lists at the beginning of pages leave it out.
+**Paths** begin with `/api/v1`. The lists at the beginning of the pages omit this prefix.
 
-**Keys.** `Authorization: Bearer gh_…`. A key has scopes: `read`, `submit`, `admin`. The examples of
-these pages have set, as `glasshouse up` wrote it into `~/.glasshouse/runtime.json`:
+**Keys.** Send `Authorization: Bearer gh_…`. A key has scopes: `read`, `submit`, `admin`. The
+examples use these variables, with the values that `glasshouse up` wrote into
+`~/.glasshouse/runtime.json`:
 
 ```
 API=http://127.0.0.1:8420/api/v1; KEY="Authorization: Bearer gh_…"
 ```
 
-**Numbers** that are not finite are the strings `NaN`, `Infinity` and `-Infinity`. Times are UTC.
+**Numbers.** NaN and Inf are the strings `NaN`, `Infinity` and `-Infinity`. Times are in UTC.
 
-**Lists** come in pages: `limit` says how many; `has_more` and `next` say whether, and where, to go
-on: give `next` as `after`.
+**Lists** are paginated. `limit` sets the length of a page. If `has_more` is true, pass `next` as
+`after` to get the next page.
 
-**Once.** What makes something takes an `Idempotency-Key`: the same request sent again with it gets
-the first answer again.
+**Idempotency.** Requests that create something accept an `Idempotency-Key`. If you repeat a request
+with the same key, you get the first response again.
 
-**If it changed.** Many answers have an `ETag`. With `If-None-Match` the answer is 304 while nothing
-has changed, and with `Prefer: wait=30` it waits so many seconds for a change; `If-Match` makes sure
-that nobody changed a thing meanwhile.
+**Conditional requests.** Many responses have an `ETag`. If you send it as `If-None-Match`, the
+response is 304 as long as nothing has changed; with `Prefer: wait=30` the service waits up to 30
+seconds for a change. With `If-Match`, a change is rejected if somebody else has changed the
+resource in the meantime.
 
-## Answers
+## Responses
 
 An error is a problem document (RFC 9457) of the type `application/problem+json`: `type`, `title`,
-`status`, `detail`, and a stable `code` that has [a page](../../errors/index.md). Fields of a body
-that are wrong are in `errors`, each with a JSON pointer.
+`status`, `detail`, and a stable `code` that has [a page](../../errors/index.md). `errors` lists the
+invalid fields of a body, each with a JSON pointer.
 
-| status | what it says |
+| status | meaning |
 |---|---|
 {meanings}
 """
@@ -91,7 +93,7 @@ def pages(spec_models: set[str]) -> dict[str, str]:
 
 
 class Types:
-    """Says schemas in words, with links to where their objects are described."""
+    """Describes schemas in words, with links to where their objects are described."""
 
     def __init__(self, schemas: dict[str, Json], spec_models: set[str]) -> None:
         self.schemas = schemas
@@ -223,7 +225,7 @@ def _tag_page(document: Json, tag: Json, types: Types) -> str:
     lines = [
         f"# {tag['name'].capitalize()}",
         "",
-        f"{tag['description']} [What holds for all](index.md).",
+        f"{tag['description']} The [conventions](index.md#conventions) apply to every request.",
         "",
     ]
     are_all_below = all(path.startswith(BASE) for _, path, _ in operations)
@@ -245,7 +247,7 @@ def _operation(method: str, path: str, operation: Json, types: Types) -> Iterato
         yield ""
     if body := operation.get("requestBody"):
         for media, content in body["content"].items():
-            yield f"Body, `{media}`: {_content(content, types)}."
+            yield f"Request body, `{media}`: {_content(content, types)}."
         yield ""
     yield from (_answers(operation["responses"], types), "", "```")
     yield from (*_curls(method, path, operation), "```")
@@ -271,12 +273,13 @@ def _content(content: Json, types: Types) -> str:
 
 def _answers(responses: Json, types: Types) -> str:
     good = {status: answer for status, answer in responses.items() if status < NOT_MODIFIED}
-    told = [
+    successes = [
         f"**{status}** " + (_media(answer.get("content", {}), types) or answer["description"])
         for status, answer in good.items()
     ]
     others = sorted(status for status in responses if status not in good)
-    return "Answers: " + "; ".join(told) + f". Else [{', '.join(others)}](index.md#answers)."
+    rest = f" Other responses: [{', '.join(others)}](index.md#responses)." if others else ""
+    return f"Responses: {'; '.join(successes)}.{rest}"
 
 
 def _media(content: Json, types: Types) -> str:
@@ -326,8 +329,8 @@ def _objects(types: Types) -> str:
     lines = [
         "# Objects",
         "",
-        "The fields of what requests and answers are made of. Those of a job's spec have",
-        "[a page of their own](../spec.md).",
+        "The fields of requests and responses. The fields of a job's spec are on",
+        "[another page](../spec.md).",
     ]
     for name, schema in sorted(types.schemas.items()):
         if types.of_spec(name) is None:

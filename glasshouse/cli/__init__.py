@@ -7,23 +7,13 @@ from typing import Annotated
 import typer
 
 from glasshouse import __version__
-from glasshouse.cli import (
-    checkpoints,
-    compare,
-    control,
-    datasets,
-    exit_codes,
-    jobs,
-    maintenance,
-    output,
-    probes,
-    quotas,
-    results,
-    service,
-    webhooks,
-    workers,
-)
-from glasshouse.cli.help_text import Command, Group
+from glasshouse.cli.jobs import compare, control, probes, results
+from glasshouse.cli.jobs import jobs as job_commands
+from glasshouse.cli.resources import checkpoints, datasets, quotas, webhooks, workers
+from glasshouse.cli.service import maintenance
+from glasshouse.cli.service import service as service_commands
+from glasshouse.cli.terminal import exit_codes, output
+from glasshouse.cli.terminal.help_text import Command, Group
 from glasshouse.errors import GlasshouseError
 
 app = typer.Typer(
@@ -52,24 +42,24 @@ def _begin(
         context.fail("Missing command.")
 
 
-app.command(cls=Command)(service.up)
-app.command(cls=Command)(service.down)
-app.command(cls=Command)(service.status)
-app.command(cls=Command)(service.doctor)
-app.command("open", cls=Command)(service.open_page)
+app.command(cls=Command)(service_commands.up)
+app.command(cls=Command)(service_commands.down)
+app.command(cls=Command)(service_commands.status)
+app.command(cls=Command)(service_commands.doctor)
+app.command("open", cls=Command)(service_commands.open_page)
 app.command(cls=Command)(maintenance.backup)
 app.command(cls=Command)(maintenance.restore)
 app.command(cls=Command)(maintenance.purge)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(workers.app, name="workers")
-app.command(cls=Command)(jobs.submit)
-app.command(cls=Command)(jobs.watch)
-app.command("jobs", cls=Command)(jobs.list_jobs)
-app.command(cls=Command)(jobs.show)
-app.command(cls=Command)(jobs.delete)
+app.command(cls=Command)(job_commands.submit)
+app.command(cls=Command)(job_commands.watch)
+app.command("jobs", cls=Command)(job_commands.list_jobs)
+app.command(cls=Command)(job_commands.show)
+app.command(cls=Command)(job_commands.delete)
 app.command(cls=Command)(compare.compare)
-app.command(cls=Command)(jobs.logs)
-app.command(cls=Command)(jobs.cancel)
+app.command(cls=Command)(job_commands.logs)
+app.command(cls=Command)(job_commands.cancel)
 app.command(cls=Command)(control.pause)
 app.command(cls=Command)(control.resume)
 app.command(cls=Command)(control.retry)
@@ -83,7 +73,7 @@ app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command(cls=Command)(datasets.devices)
 app.command(cls=Command)(quotas.quota)
-for process in (service.api, service.worker, service.migrate):
+for process in (service_commands.api, service_commands.worker, service_commands.migrate):
     app.command(
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

@@ -1,22 +1,22 @@
 """The Python client. It depends only on the public HTTP API.
 
-Modules that do I/O are written once, as async code in ``aio``. The blocking modules of the same
-names in this folder are generated from them.
+Modules that do I/O are written once, as async code in ``aio``. Those in ``blocking`` are generated
+from them. The other folders are shared by both clients and make no requests.
 """
 
-from glasshouse.client.callbacks import Callback
-from glasshouse.client.client import Client
-from glasshouse.client.control import Command
-from glasshouse.client.events import OtherEvent
-from glasshouse.client.explanations import Explanation
-from glasshouse.client.job import Job
-from glasshouse.client.layers import Layer
-from glasshouse.client.probes import Probe
-from glasshouse.client.records import Checkpoint, Dataset, Record
-from glasshouse.client.series import Series, SeriesTable
-from glasshouse.client.statistics import History, LayerStats
-from glasshouse.client.stream import EventStream
-from glasshouse.client.tensors import as_torch
+from glasshouse.client.blocking.client import Client
+from glasshouse.client.blocking.control import Command
+from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.layers import Layer
+from glasshouse.client.blocking.probes import Probe
+from glasshouse.client.blocking.records import Checkpoint, Dataset, Record
+from glasshouse.client.blocking.stream import EventStream
+from glasshouse.client.data.series import Series, SeriesTable
+from glasshouse.client.data.statistics import History, LayerStats
+from glasshouse.client.data.tensors import as_torch
+from glasshouse.client.monitoring.callbacks import Callback
+from glasshouse.client.monitoring.events import OtherEvent
+from glasshouse.client.monitoring.explanations import Explanation
 
 __all__ = [
     "Callback",

@@ -65,7 +65,7 @@ class DataFailed(RunFailure):
 
 
 class NonFinite(RunFailure):
-    """Training produced NaN or Inf, and the job failed."""
+    """The job failed because of NaN or Inf."""
 
     category = "nonfinite"
     OF_RATE: ClassVar[str] = (
@@ -168,7 +168,7 @@ class Unkillable(RunFailure):
 
 
 class WorkerLost(RunFailure):
-    """Workers that ran the job were lost too many times."""
+    """The job lost its worker too many times."""
 
     category = "worker_lost"
     retryable = True

@@ -7,7 +7,7 @@ from glasshouse.errors.base import FieldProblem, GlasshouseError, code_of
 
 
 class ServiceError(GlasshouseError):
-    """An unexpected error occurred in the service."""
+    """The request failed."""
 
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class BadRequest(ServiceError):
 
 
 class MalformedJson(BadRequest):
-    """The body is not JSON."""
+    """The body is not valid JSON."""
 
 
 class InvalidCursor(BadRequest):
@@ -55,7 +55,7 @@ class InvalidHeader(BadRequest):
 
 
 class Unauthorized(ServiceError):
-    """The request needs an API key."""
+    """The request needs a valid API key."""
 
     status = 401
 
@@ -98,19 +98,19 @@ class RouteNotFound(NotFound):
 
 
 class JobNotFound(NotFound):
-    """No job has this id."""
+    """No job has this ID."""
 
 
 class DatasetNotFound(NotFound):
-    """No dataset has this id."""
+    """No dataset has this ID or name."""
 
 
 class KeyNotFound(NotFound):
-    """No API key has this id."""
+    """No API key has this ID."""
 
 
 class CheckpointNotFound(NotFound):
-    """No checkpoint has this id."""
+    """No checkpoint has this ID."""
 
 
 class LayerNotFound(NotFound):
@@ -118,7 +118,7 @@ class LayerNotFound(NotFound):
 
 
 class MetricNotFound(NotFound):
-    """The job has reported no metric with this name."""
+    """The job has not reported a metric with this name."""
 
 
 class ArtifactNotFound(NotFound):
@@ -126,19 +126,19 @@ class ArtifactNotFound(NotFound):
 
 
 class CommandNotFound(NotFound):
-    """No command has this id."""
+    """The job has no command with this ID."""
 
 
 class ProbeNotFound(NotFound):
-    """No probe has this id."""
+    """The job has no probe with this ID."""
 
 
 class WorkerNotFound(NotFound):
-    """No worker has this id."""
+    """No worker has this ID."""
 
 
 class WebhookNotFound(NotFound):
-    """No webhook has this id."""
+    """No webhook has this ID."""
 
 
 class CatalogNotFound(NotFound):
@@ -150,7 +150,7 @@ class StepNotCaptured(NotFound):
 
 
 class MethodNotAllowed(ServiceError):
-    """This path does not support this method."""
+    """The path does not support this method."""
 
     status = 405
 
@@ -199,7 +199,7 @@ class DatasetInUse(Conflict):
 
 
 class DatasetNotReady(Conflict):
-    """The dataset is not ready to be used."""
+    """The dataset is not ready."""
 
 
 class CheckpointInUse(Conflict):
@@ -211,7 +211,7 @@ class CheckpointMissing(Conflict):
 
 
 class IdempotencyKeyBusy(Conflict):
-    """A request with this idempotency key is still in progress."""
+    """Another request with this idempotency key is still in progress."""
 
     retryable = True
 
@@ -281,7 +281,7 @@ class UnsafeFormat(Unprocessable):
 
 
 class TooManyRequests(ServiceError):
-    """Too many requests."""
+    """Too many requests or open streams."""
 
     status = 429
     retryable = True

@@ -390,7 +390,7 @@ def test_a_key_that_reads_submits_nothing(local_service: LocalService, digits: s
         assert reader.get("/jobs").json()["data"] == []
 
 
-def test_what_belongs_to_others_is_not_there(
+def test_resources_of_others_are_not_found(
     local_service: LocalService, http: httpx2.Client, digits: str
 ):
     job = http.post("/jobs", json=small(digits)).json()["id"]

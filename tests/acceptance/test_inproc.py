@@ -108,7 +108,7 @@ def test_its_home_goes_with_the_client():
     assert not home.exists()
 
 
-def test_a_module_of_the_user_that_has_the_name_of_a_room_is_named(tmp_path: Path):
+def test_a_user_module_with_the_name_of_a_package_is_named(tmp_path: Path):
     (tmp_path / "models.py").write_text("")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import glasshouse as gh\n"
@@ -121,6 +121,6 @@ def test_a_module_of_the_user_that_has_the_name_of_a_room_is_named(tmp_path: Pat
     assert f"{tmp_path}/models.py shadows its package 'models': rename yours" in done.stdout
 
 
-def test_the_awaited_client_says_that_it_cannot():
+def test_the_async_client_says_that_it_has_no_inproc_mode():
     with pytest.raises(gh.APIConnectionError, match=r"use gh\.Client"):
         gh.AsyncClient("inproc://")

@@ -19,7 +19,7 @@ def cells(path: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
 
 
-def test_there_are_two():
+def test_there_are_two_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["find-a-nan", "look-inside"]
 
 

@@ -57,7 +57,7 @@ def sentences(num: int) -> str:
     return "\n".join(f"Then {n} gave her {a} some {f}." for n, a, f in rows)
 
 
-def test_words_that_stand_where_others_do_become_neighbors(client: gh.Client):
+def test_words_in_the_same_contexts_become_neighbors(client: gh.Client):
     words = word2vec.upload(client, [sentences(400)])
     job = word2vec.submit(client, words, num_words=24, epochs=10, batch_size=32).wait()
     found = word2vec.neighbors(job, [*KINDS["animal"], "unheard"], num=4)
@@ -165,7 +165,7 @@ def test_a_task_is_learned_with_both_clippings(client: gh.Client, task: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_both_tasks_are_learned_nearly_without_fault(shown: Shown):
+def test_both_tasks_are_learned_almost_perfectly(shown: Shown):
     table = {row[0]: [float(cell) for cell in row[1:]] for row in shown("seq2seq")}
     assert set(table) == set(seq2seq.TASKS)
     for told, symbols, _ in table.values():
@@ -191,7 +191,7 @@ def test_a_small_writer_learns_which_character_is_next(client: gh.Client):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_shakespeare_is_read_as_well_as_nanogpt_reads_him(shown: Shown):
+def test_the_shakespeare_loss_is_that_of_nanogpt(shown: Shown):
     text = data("tiny_shakespeare") / "input.txt"
     for rate, most in (("0.001", 1.92), ("0.003", 1.88)):  # by hand, with 0.001: 1.911
         last_step, loss = shown("shakespeare", text, "--rate", rate, "--length", "5")[-1]

@@ -170,7 +170,7 @@ def test_a_pause_is_no_failure_and_what_continues_is_in_the_same_trace(traced):
     assert paused["parent"] == cancelled["parent"]
 
 
-def test_queries_stay_here_and_the_machines_questions_are_no_spans(traced):
+def test_query_strings_are_not_exported_and_health_checks_are_no_spans(traced):
     local_service, receiver = traced
     with local_service.http() as http:
         http.get("/jobs", params={"label": "whose=nobodys-business"})

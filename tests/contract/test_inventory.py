@@ -47,7 +47,7 @@ def test_every_row_is_there_once_and_in_order():
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_what_a_row_says_exists(row: Row):
+def test_the_tests_and_pages_of_a_row_exist(row: Row):
     assert row.state in STATES
     assert row.what
     if row.state in {"not yet", "remark"}:

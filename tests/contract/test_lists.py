@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.timing import PARTS
 from engine.datasets.formats import formats
-from glasshouse.client.callbacks import Callback
+from glasshouse.client.monitoring.callbacks import Callback
 from glasshouse.spec import data, guards, metrics, preprocessing, probes, training
 from glasshouse.spec.augmentation import Augment
 from glasshouse.spec.network import Layer

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, create_model
 
+from api.http.problems import problem_of
 from glasshouse import errors
 from glasshouse.spec import Data, InferJob, Spec, TrainJob
 from models.settings import Settings
@@ -61,7 +62,7 @@ def test_every_error_has_a_page_and_every_page_an_error():
 
 
 @pytest.mark.parametrize("code", sorted(codes()))
-def test_a_page_says_where_why_and_what_to_do(code: str):
+def test_the_page_of_an_error_says_where_why_and_what_to_do(code: str):
     text = (DOCS / "errors" / f"{code}.md").read_text()
     cls = codes()[code]
     assert text.startswith(f"# {code}\n")
@@ -71,6 +72,22 @@ def test_a_page_says_where_why_and_what_to_do(code: str):
         assert f"HTTP status {cls.status}" in text
     assert ("| yes |" in text) == cls.retryable  # type: ignore[attr-defined]
     assert f"({code}.md)" in (DOCS / "errors" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("code", sorted(codes()))
+def test_a_page_and_the_index_have_the_title_that_the_api_returns(code: str):
+    error = codes()[code]()
+    if isinstance(error, errors.ServiceError):
+        title = problem_of(error, "req_1")["title"]
+    else:
+        title = error.as_dict()["message"]  # type: ignore[attr-defined]
+    page = (DOCS / "errors" / f"{code}.md").read_text()
+    index = (DOCS / "errors" / "index.md").read_text()
+    on_page = re.match(r"# \w+\n\n(.+?)\n\n", page, re.DOTALL)
+    in_index = re.search(rf"^\| \[{code}\]\({code}\.md\) \| (.+) \|$", index, re.MULTILINE)
+    for found in (on_page, in_index):
+        assert found is not None
+        assert found[1].replace("`", "").replace("\n", " ") == title
 
 
 def test_every_setting_is_documented():

@@ -173,7 +173,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("schema", TYPED)
-def test_every_field_of_a_thing_is_typed(schema: str):
+def test_every_field_of_a_resource_is_typed(schema: str):
     cls, of_all = TYPED[schema]
     known = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", ())}
     known |= {name for name in dir(cls) if isinstance(getattr(cls, name), property)}

@@ -19,8 +19,8 @@ import pytest
 import glasshouse as gh
 from engine.data.augmentation.augmenting import APPLIED
 from glasshouse import plugins
-from glasshouse.cli import probes, results
-from glasshouse.client import statistics
+from glasshouse.cli.jobs import probes, results
+from glasshouse.client.data import statistics
 from glasshouse.spec import augmentation
 from glasshouse.spec.tensor_kinds import LISTED, TENSOR_KINDS
 from tests.running import Api, running_api

@@ -119,7 +119,7 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(co
     assert "The public promises are the paths, fields, events and codes" in search
 
 
-def test_a_link_to_a_heading_that_is_not_there_breaks_the_site(copy: Path):
+def test_a_link_to_a_missing_heading_breaks_the_site(copy: Path):
     with (copy / "docs" / "index.md").open("a") as page:
         page.write("\n[wrong](concepts/watching.md#nowhere)\n")
     done = build(copy)

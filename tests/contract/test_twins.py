@@ -25,7 +25,7 @@ def test_the_blocking_client_is_what_the_script_makes_of_the_awaited_one():
 
 def shown(value: Any) -> str:
     """A signature without what says that it is awaited."""
-    text = str(value).replace("glasshouse.client.aio.", "glasshouse.client.")
+    text = str(value).replace("glasshouse.client.aio.", "glasshouse.client.blocking.")
     return text.replace("Async", "").replace("async_generator", "generator")
 
 
@@ -84,7 +84,7 @@ def test_no_docstring_of_the_blocking_client_speaks_of_awaiting_itself():
 
 
 def test_the_service_advertises_no_empty_section_of_its_catalog():
-    from api.routes.catalog import SECTIONS, UNFILLED
+    from api.routes.service.catalog import SECTIONS, UNFILLED
     from engine.plan.catalog import section
 
     assert [name for name in SECTIONS if not section(name)] == list(UNFILLED)

@@ -17,7 +17,7 @@ from engine.data.columns.staging import gathered
 from glasshouse.spec.augmentation import Augment
 from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
-from tests.unit.engine.making import captured, losses, run, spec
+from tests.unit.engine.runs import captured, losses, run, spec
 from tests.unit.engine.test_augmenting import EACH
 
 pytestmark = [

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-def test_what_a_device_says_of_its_memory_is_all_read():
+def test_all_memory_values_of_a_device_are_read():
     held = torch.empty(2**26, device="cuda")
     _, total = torch.cuda.mem_get_info()
     with pytest.raises(torch.OutOfMemoryError) as raised:

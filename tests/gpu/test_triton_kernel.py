@@ -109,7 +109,7 @@ def test_memory_in_another_order_is_read_where_it_lies():
     check(x[0, 0, 0].expand(50, 20))
 
 
-def test_many_are_those_one_by_one(kernel):
+def test_many_at_once_equal_one_by_one(kernel):
     """Of several types and sizes, some empty; again from the kept table, and after they moved."""
     generator = torch.Generator().manual_seed(0)
     types = [torch.float32, torch.bfloat16, torch.uint8]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.turns import Turn, take_turns
+from bench.training.turns import Turn, take_turns
 
 ROOT = Path(__file__).parents[2]
 CNN = "mnist cnn, batch 100"
@@ -26,15 +26,25 @@ def run(*command: str) -> list[dict]:
 @pytest.mark.parametrize(
     ("command", "num_lines"),
     [
-        (["bench.step", "--rounds", "1", "--steps", "3"], 1),
+        (["bench.training.step", "--rounds", "1", "--steps", "3"], 1),
         pytest.param(
-            ["bench.watching", "--threads", "1", "--rounds", "1", "--network", CNN, "--case", "c"],
+            [
+                "bench.probes.watching",
+                "--threads",
+                "1",
+                "--rounds",
+                "1",
+                "--network",
+                CNN,
+                "--case",
+                "c",
+            ],
             1,
             marks=pytest.mark.slow,
         ),
-        (["bench.recomputing", *SHORT], 1),
+        (["bench.training.recomputing", *SHORT], 1),
         pytest.param(
-            ["bench.guarding", *SHORT, "--network", CNN, "--guard", "default"],
+            ["bench.probes.guarding", *SHORT, "--network", CNN, "--guard", "default"],
             1,
             marks=pytest.mark.slow,
         ),
@@ -50,26 +60,26 @@ def test_a_bench_measures_a_ratio(command, num_lines):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["pool", "pool, 2 workers"])
 def test_a_job_on_a_file_larger_than_its_pool_takes_the_memory_of_its_plan(case):
-    (line,) = run("bench.streaming", "--case", case, "--rows", "80000")
+    (line,) = run("bench.data.streaming", "--case", case, "--rows", "80000")
     assert line["file_mb"] > 4.5 * line["planned_mb"]
     assert 0.85 < line["grown"] < 1.15
 
 
 def test_padding_is_measured_with_and_without_buckets():
-    (line,) = run("bench.padding", "--rounds", "1", "--rows", "200")
+    (line,) = run("bench.data.padding", "--rounds", "1", "--rows", "200")
     assert line["padding_buckets"] < line["padding_by_chance"] / 2
 
 
 @pytest.mark.slow
 def test_reading_ahead_is_measured_by_threads_and_by_processes():
-    lines = run("bench.prefetch", "--rounds", "1", "--part", "0.1")
+    lines = run("bench.data.prefetch", "--rounds", "1", "--part", "0.1")
     assert all(line["threads_2"] > 0 < line["processes_2"] for line in lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["a slow disk", "nobody who reads"])
-def test_a_hindered_job_counts_every_tensor(case):
-    (line,) = run("bench.hindered", "--rounds", "1", "--case", case)
+def test_a_job_with_a_slow_consumer_counts_every_tensor(case):
+    (line,) = run("bench.probes.hindered", "--rounds", "1", "--case", case)
     assert line["kept"] + line["dropped"] == line["due"]
     assert line["dropped"]
 

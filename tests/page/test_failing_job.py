@@ -115,7 +115,7 @@ def test_a_job_that_continued_shows_its_findings(page: Page, client: gh.Client, 
     expect(page.locator("tbody tr").first).to_contain_text("finding")
 
 
-def test_a_best_value_after_nan_does_not_count(page: Page, client: gh.Client, digits: str):
+def test_a_best_value_after_nan_is_ignored(page: Page, client: gh.Client, digits: str):
     made = spec(digits, "went on unsaid", stop={"steps": 50}, guards={}) | WILD
     job = client.jobs.create(made).wait(timeout=120)
     summary = job.summary

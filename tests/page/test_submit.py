@@ -204,7 +204,7 @@ def test_form_and_json_are_two_views_and_unknown_fields_are_kept(
     planned(page)
 
 
-def test_two_clicks_create_one_job_whose_spec_another_can_use(
+def test_a_double_click_creates_one_job_whose_spec_can_be_reused(
     page: Page, client: gh.Client, digits: str
 ):
     opened(page, f"dataset={digits}")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.running import running_api
 from tests.security import figures
-from tests.security.world import World, make_app, routes_of
+from tests.security.populated_api import PopulatedApi, make_app, routes_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,34 +44,34 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def world() -> Generator[World]:
+def populated() -> Generator[PopulatedApi]:
     """A running API with resources of the owner Ada."""
     with running_api(max_json_bytes="200000", max_upload_bytes="3000000") as api:
-        made = World(api)
+        made = PopulatedApi(api)
         made.fill()
         yield made
 
 
 @pytest.fixture(scope="session")
-def nobody(world: World) -> Generator[httpx2.Client]:
+def nobody(populated: PopulatedApi) -> Generator[httpx2.Client]:
     """A client without a key."""
-    with httpx2.Client(base_url=world.api.url, timeout=120) as client:
+    with httpx2.Client(base_url=populated.api.url, timeout=120) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def ada(world: World) -> Generator[httpx2.Client]:
-    with world.api.client(world.ada) as client:
+def ada(populated: PopulatedApi) -> Generator[httpx2.Client]:
+    with populated.api.client(populated.ada) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def bob(world: World) -> Generator[httpx2.Client]:
-    with world.api.client(world.bob) as client:
+def bob(populated: PopulatedApi) -> Generator[httpx2.Client]:
+    with populated.api.client(populated.bob) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def reader(world: World) -> Generator[httpx2.Client]:
-    with world.api.client(world.reader) as client:
+def reader(populated: PopulatedApi) -> Generator[httpx2.Client]:
+    with populated.api.client(populated.reader) as client:
         yield client

@@ -27,7 +27,7 @@ FUZZED = "schemathesis"
 def sizes() -> dict[str, int]:
     """What there is to be tried, by name."""
     from tests.security import test_files, test_ranges, test_traversal
-    from tests.security.world import METHODS, OPEN, make_app, routes_of
+    from tests.security.populated_api import METHODS, OPEN, make_app, routes_of
 
     with tempfile.TemporaryDirectory() as home:
         app = make_app(Path(home))

@@ -17,7 +17,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.security.world import World
+from tests.security.populated_api import PopulatedApi
 
 MIB = 1024**2
 SLIPPED = "/tmp/glasshouse-slipped"  # noqa: S108 (never to be written)
@@ -115,12 +115,12 @@ CORPUS: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_file_that_is_a_trap_is_refused_and_the_api_stays_small(
-    world: World, ada: httpx2.Client, name: str
+    populated: PopulatedApi, ada: httpx2.Client, name: str
 ):
     form, make = CORPUS[name]
     content = make()
     assert len(content) < 3_000_000, "the trap is larger than an upload may be"
-    process = psutil.Process(world.api.process.pid)
+    process = psutil.Process(populated.api.process.pid)
     before, began = process.memory_info().rss, time.monotonic()
     made = ada.post(f"/api/v1/datasets?format={form}", content=content)
     if made.status_code == 201:
@@ -134,5 +134,5 @@ def test_a_file_that_is_a_trap_is_refused_and_the_api_stays_small(
     assert time.monotonic() - began < 120
     assert process.memory_info().rss - before < 48 * MIB
     assert not Path(SLIPPED).exists()
-    work = world.api.settings.work / "ingest"
+    work = populated.api.settings.work / "ingest"
     assert not work.exists() or not list(work.iterdir()), "something was left"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.running import running_api
 from tests.security.figures import FUZZED
-from tests.security.world import World
+from tests.security.populated_api import PopulatedApi
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "5")
 CHECKS = (
@@ -29,7 +29,7 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def own_world() -> Generator[World]:
+def own_populated() -> Generator[PopulatedApi]:
     """An API of its own: what is tried here may well delete things."""
     with running_api(
         max_json_bytes="200000",
@@ -38,7 +38,7 @@ def own_world() -> Generator[World]:
         quota_queued_jobs="5000",
         quota_requests_per_s="100000",
     ) as api:
-        made = World(api)
+        made = PopulatedApi(api)
         made.fill()
         yield made
 
@@ -51,10 +51,10 @@ def own_world() -> Generator[World]:
         pytest.param("coverage", id="every-bound", marks=pytest.mark.slow),
     ],
 )
-def test_nothing_of_the_document_breaks_the_service(
-    phases: str, own_world: World, tmp_path: Path, request: pytest.FixtureRequest
+def test_no_request_of_the_openapi_document_breaks_the_service(
+    phases: str, own_populated: PopulatedApi, tmp_path: Path, request: pytest.FixtureRequest
 ):
-    api = own_world.api
+    api = own_populated.api
     with api.client() as client:  # created once; its users below wait ten seconds only
         assert client.get("/openapi.json").status_code == 200
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{api.url}/openapi.json"]
@@ -69,11 +69,11 @@ def test_nothing_of_the_document_breaks_the_service(
     )
     assert done.returncode == 0, done.stdout[-15_000:] + done.stderr[-3000:]
     request.node.user_properties += [(FUZZED, line) for line in summary(done.stdout)]
-    with api.client(own_world.ada) as ada:
+    with api.client(own_populated.ada) as ada:
         for path in (
-            f"/api/v1/jobs/{own_world.ids['jobs']}",
-            f"/api/v1/datasets/{own_world.ids['datasets']}",
-            f"/api/v1/checkpoints/{own_world.ids['checkpoints']}/weights",
+            f"/api/v1/jobs/{own_populated.ids['jobs']}",
+            f"/api/v1/datasets/{own_populated.ids['datasets']}",
+            f"/api/v1/checkpoints/{own_populated.ids['checkpoints']}/weights",
         ):
             assert ada.get(path).status_code == 200, "another tenant's request reached it"
     assert "request_failed" not in api.log

@@ -47,7 +47,7 @@ def authorized(api: Api, *lines: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", HEAD, b"GET /livez HTTP/1.1\r\nX: "])
-def test_a_head_that_does_not_come_is_not_waited_for(hasty: Api, sent: bytes):
+def test_a_request_head_that_does_not_arrive_times_out(hasty: Api, sent: bytes):
     with connect(hasty.url) as connection:
         connection.sendall(sent)
         answer = read_all(connection)
@@ -77,7 +77,7 @@ def test_the_next_head_on_a_connection_has_its_own_time(hasty: Api):
         closed_after(connection)
 
 
-def test_a_hundred_slow_clients_hold_up_nobody_and_take_no_memory(hasty: Api):
+def test_a_hundred_slow_clients_delay_no_other_and_take_no_memory(hasty: Api):
     before = memory(hasty)
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(connect(hasty.url)) for _ in range(100)]
@@ -116,7 +116,7 @@ def test_a_head_that_is_too_large_is_refused(hasty: Api, head: bytes):
     assert is_well(hasty)
 
 
-def test_a_head_within_the_limits_is_taken(hasty: Api):
+def test_a_request_head_within_the_limits_is_accepted(hasty: Api):
     headers = {f"X-{number}": "y" * 300 for number in range(150)}
     with Raw(hasty.url, hasty.admin) as raw:
         assert raw.ask("GET", "/api/v1/jobs?q=" + "x" * 200, headers).status == 200
@@ -141,7 +141,7 @@ def test_a_head_within_the_limits_is_taken(hasty: Api):
         b"GET /api/v1/jobs HTTP/1.1\r\nX-A: b\r\n folded\r\n",
     ],
 )
-def test_what_is_no_good_http_is_refused_and_smuggles_nothing(hasty: Api, head: bytes):
+def test_invalid_http_is_refused_and_smuggles_nothing(hasty: Api, head: bytes):
     smuggled = b"GET /api/v1/keys HTTP/1.1\r\n" + authorized(hasty) + b"\r\n"
     with connect(hasty.url) as connection:
         connection.sendall(head + authorized(hasty) + b"\r\n" + smuggled)
@@ -157,7 +157,7 @@ def test_what_is_no_good_http_is_refused_and_smuggles_nothing(hasty: Api, head: 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/plan", "/api/v1/datasets?format=csv"])
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-def test_a_body_that_does_not_come_is_not_waited_for(hasty: Api, path: str, framing: str):
+def test_a_body_that_does_not_arrive_times_out(hasty: Api, path: str, framing: str):
     length = b"Content-Length: 5000" if framing == "length" else b"Transfer-Encoding: chunked"
     head = authorized(
         hasty, f"POST {path} HTTP/1.1".encode(), b"Content-Type: application/octet-stream", length
@@ -187,7 +187,7 @@ def test_a_body_that_trickles_is_cut_off_and_leaves_no_file(hasty: Api):
     until(lambda: not any(uploads.iterdir()) if uploads.exists() else True)
 
 
-def test_a_body_that_comes_steadily_may_take_longer_than_that(hasty: Api):
+def test_a_body_that_arrives_steadily_can_take_longer(hasty: Api):
     row = b"1,2,3,4\n" * 1000
     head = authorized(
         hasty, b"POST /api/v1/datasets?format=csv HTTP/1.1", b"Content-Length: %d" % (20 * len(row))
@@ -201,7 +201,9 @@ def test_a_body_that_comes_steadily_may_take_longer_than_that(hasty: Api):
 
 
 @pytest.mark.parametrize("size", [70_000, 900_000])
-def test_who_is_refused_early_may_send_on_and_sees_one_answer(hasty: Api, size: int):
+def test_a_client_that_is_refused_early_can_keep_sending_and_gets_one_response(
+    hasty: Api, size: int
+):
     """The answer is out before the body is in: the rest is read away, not taken for a head."""
     head = authorized(
         hasty, b"POST /api/v1/datasets?format=none HTTP/1.1", b"Content-Length: %d" % size

@@ -107,7 +107,7 @@ def test_a_job_that_could_never_have_its_devices_is_refused_by_its_field(
     assert asks(bob, 5).status_code == 201
 
 
-def test_what_one_uses_up_is_not_anothers(api: Api, tenants: Tenants, limit: Any):
+def test_one_owners_usage_does_not_count_for_another(api: Api, tenants: Tenants, limit: Any):
     ada, bob, spec = tenants
     limit(queued_jobs=0, uploads=0, streams=0, storage_bytes=0)
     refused(ada.post("/api/v1/jobs", json=spec), "queued_jobs")
@@ -177,7 +177,7 @@ def test_streams_of_all_keys_of_an_owner_count_together(api: Api, tenants: Tenan
     until(lambda: ada.get("/api/v1/quotas").json()["used"]["streams"] == 0)
 
 
-def test_a_key_that_asks_too_often_gets_a_retry_time(api: Api, tenants: Tenants, limit: Any):
+def test_a_key_with_too_many_requests_gets_a_retry_time(api: Api, tenants: Tenants, limit: Any):
     ada, bob, _ = tenants
     limit(requests_per_s=5)
     answers = [ada.get("/livez") for _ in range(50)]
@@ -192,7 +192,7 @@ def test_a_key_that_asks_too_often_gets_a_retry_time(api: Api, tenants: Tenants,
     assert ada.get("/api/v1/jobs?limit=1").status_code == 200
 
 
-def test_one_who_asks_without_end_slows_nobody_down(api: Api, tenants: Tenants, limit: Any):
+def test_a_client_without_pauses_slows_no_other_down(api: Api, tenants: Tenants, limit: Any):
     """Bob's slowest answer, beside four threads of Ada's that are refused, stays under a second."""
     _, bob, _ = tenants
     limit(requests_per_s=20)
@@ -284,7 +284,7 @@ def test_a_job_that_may_take_half_takes_what_its_owner_may(database: Database, t
     assert len(given.devices) == 1
 
 
-def test_use_is_counted_of_what_is_there(database: Database):
+def test_usage_counts_only_what_exists(database: Database):
     make_worker(database)
     running(database, make_job(database))
     make_jobs(database, "ada", 2)

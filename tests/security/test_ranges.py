@@ -5,8 +5,8 @@ import time
 import psutil
 import pytest
 
+from tests.security.populated_api import PopulatedApi
 from tests.security.raw import Raw
-from tests.security.world import World
 
 RANGES = {
     "a thousand": "bytes=" + ",".join(f"{n}-{n}" for n in range(1000)),
@@ -23,11 +23,11 @@ RANGES = {
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_many_ranges_take_no_time_and_no_memory(world: World, name: str):
-    ids = world.ids
-    process = psutil.Process(world.api.process.pid)
+def test_many_ranges_take_no_time_and_no_memory(populated: PopulatedApi, name: str):
+    ids = populated.ids
+    process = psutil.Process(populated.api.process.pid)
     before, began = process.memory_info().rss, time.monotonic()
-    with Raw(world.api.url, world.ada) as raw:
+    with Raw(populated.api.url, populated.ada) as raw:
         for path in (
             f"/api/v1/checkpoints/{ids['checkpoints']}/weights",
             f"/api/v1/jobs/{ids['jobs']}/artifacts/outputs.npz",

@@ -3,14 +3,14 @@
 import httpx2
 import pytest
 
-from tests.security.world import (
+from tests.security.populated_api import (
     METHODS,
     OPEN,
     READING_POSTS,
     SHARED,
     UNSAFE,
+    PopulatedApi,
     Route,
-    World,
     body_of,
     url_of,
 )
@@ -27,9 +27,11 @@ def test_every_route_asks_for_one_scope_unless_it_is_open(route: Route):
         assert route.scope in ("submit", "admin"), "it changes something, and any reader may ask it"
 
 
-def test_without_a_key_nothing_answers(route: Route, world: World, nobody: httpx2.Client):
+def test_without_a_key_nothing_answers(
+    route: Route, populated: PopulatedApi, nobody: httpx2.Client
+):
     for method in METHODS:
-        answer = nobody.request(method, url_of(route, world))
+        answer = nobody.request(method, url_of(route, populated))
         if route.path in OPEN:
             assert answer.status_code not in (401, 403)
             continue
@@ -39,23 +41,23 @@ def test_without_a_key_nothing_answers(route: Route, world: World, nobody: httpx
 
 
 def test_a_key_with_too_small_a_scope_is_refused(
-    route: Route, world: World, reader: httpx2.Client, ada: httpx2.Client
+    route: Route, populated: PopulatedApi, reader: httpx2.Client, ada: httpx2.Client
 ):
     asked = {"submit": [reader], "admin": [reader, ada]}.get(route.scope or "", [])
     for client in asked:
-        answer = client.request(route.method, url_of(route, world), **body_of(route, world))
+        answer = client.request(route.method, url_of(route, populated), **body_of(route, populated))
         assert code_of(answer) == (403, "scope_too_small")
 
 
-def test_what_is_anothers_is_not_there(
-    route: Route, world: World, ada: httpx2.Client, bob: httpx2.Client
+def test_another_owners_resources_are_not_found(
+    route: Route, populated: PopulatedApi, ada: httpx2.Client, bob: httpx2.Client
 ):
-    if route.path in OPEN | SHARED or not (route.places or "job=" in url_of(route, world)):
+    if route.path in OPEN | SHARED or not (route.places or "job=" in url_of(route, populated)):
         return
-    url, options = url_of(route, world), body_of(route, world)
+    url, options = url_of(route, populated), body_of(route, populated)
     answer = bob.request(route.method, url, **options)
     assert answer.status_code == 404, f"{answer.status_code}: {answer.text[:500]}"
-    owned = next(name for name in world.ids.values() if name in url)
+    owned = next(name for name in populated.ids.values() if name in url)
     nothing = url.replace(owned, f"{owned[:-6]}zzzzzz")
     if "stream?" not in url:
         unknown = bob.request(route.method, nothing, **options)
@@ -68,8 +70,8 @@ def test_what_is_anothers_is_not_there(
                 assert own.json()["code"] != answer.json()["code"]
 
 
-def test_what_another_did_has_changed_nothing(world: World, ada: httpx2.Client):
-    ids = world.ids
+def test_what_another_did_has_changed_nothing(populated: PopulatedApi, ada: httpx2.Client):
+    ids = populated.ids
     for path in (
         f"/api/v1/jobs/{ids['jobs']}/probes/{ids['probes']}",
         f"/api/v1/datasets/{ids['datasets']}",
@@ -85,18 +87,20 @@ def test_what_another_did_has_changed_nothing(world: World, ada: httpx2.Client):
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "[::2]"]
 )
-def test_another_hosts_name_is_refused_with_a_good_key_too(route: Route, world: World, host: str):
-    with world.api.client(headers={"Host": host}) as client:
-        answer = client.request(route.method, url_of(route, world), **body_of(route, world))
+def test_another_hosts_name_is_refused_with_a_good_key_too(
+    route: Route, populated: PopulatedApi, host: str
+):
+    with populated.api.client(headers={"Host": host}) as client:
+        answer = client.request(route.method, url_of(route, populated), **body_of(route, populated))
         assert code_of(answer) == (421, "host_not_allowed")
 
 
-def test_a_page_of_another_origin_is_refused(route: Route, world: World, session: str):
+def test_a_page_of_another_origin_is_refused(route: Route, populated: PopulatedApi, session: str):
     headers = {"Cookie": f"glasshouse_session={session}"}
-    url, options = url_of(route, world), body_of(route, world)
+    url, options = url_of(route, populated), body_of(route, populated)
     headers |= options.pop("headers", {})
-    with httpx2.Client(base_url=world.api.url, timeout=120) as browser:
-        for origin in ("https://evil.example", "null", world.api.url.replace("http", "ftp")):
+    with httpx2.Client(base_url=populated.api.url, timeout=120) as browser:
+        for origin in ("https://evil.example", "null", populated.api.url.replace("http", "ftp")):
             crossing = headers | {"Origin": origin}
             for method in {route.method, "POST", "DELETE"}:
                 answer = browser.request(method, url, headers=crossing, **options)
@@ -107,9 +111,9 @@ def test_a_page_of_another_origin_is_refused(route: Route, world: World, session
 
 
 @pytest.fixture(scope="module")
-def session(world: World) -> str:
+def session(populated: PopulatedApi) -> str:
     """The cookie of a browser session of Bob's."""
-    with world.api.client(world.bob) as client:
+    with populated.api.client(populated.bob) as client:
         ticket = client.post("/api/v1/tickets").json()["url"]
     with httpx2.Client() as browser:
         return browser.get(ticket).cookies["glasshouse_session"]
@@ -119,33 +123,33 @@ FILES = ("POST /api/v1/datasets", "POST /api/v1/checkpoints")
 """Their bodies are files, of which no type is asked."""
 
 
-def test_a_body_must_say_that_it_is_json(route: Route, world: World):
-    options = body_of(route, world)
+def test_a_body_must_say_that_it_is_json(route: Route, populated: PopulatedApi):
+    options = body_of(route, populated)
     if not options or str(route) in FILES:
         return
-    with world.api.client() as admin:
+    with populated.api.client() as admin:
         for media in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
             answer = admin.request(
                 route.method,
-                url_of(route, world),
+                url_of(route, populated),
                 content=options["content"],
                 headers={"Content-Type": media},
             )
             assert code_of(answer) == (415, "unsupported_media"), media
 
 
-def test_every_route_that_reads_a_body_has_one_here(route: Route, world: World):
+def test_every_route_that_reads_a_body_has_one_here(route: Route, populated: PopulatedApi):
     """So that the tests above reach its inside and not only its door."""
-    with world.api.client() as admin:
+    with populated.api.client() as admin:
         document = admin.get("/openapi.json").json()
     operation = document["paths"].get(route.path, {}).get(route.method.lower(), {})
-    assert ("requestBody" in operation) == bool(body_of(route, world)), (
-        f"add a body of {route} to body_of in tests/security/world.py"
+    assert ("requestBody" in operation) == bool(body_of(route, populated)), (
+        f"add a body of {route} to body_of in tests/security/populated_api.py"
     )
 
 
-def test_no_page_of_another_origin_is_ever_allowed_in(route: Route, world: World):
-    headers = {"Origin": world.api.url, "Access-Control-Request-Method": "POST"}
-    with world.api.client(headers=headers) as client:
-        answer = client.options(url_of(route, world))
+def test_no_other_origin_is_ever_allowed(route: Route, populated: PopulatedApi):
+    headers = {"Origin": populated.api.url, "Access-Control-Request-Method": "POST"}
+    with populated.api.client(headers=headers) as client:
+        answer = client.options(url_of(route, populated))
     assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.running import small_job
-from tests.security.world import World
+from tests.security.populated_api import PopulatedApi
 
 OWNERS = ("dora", "emil")
 ACTIONS = ("job", "same job", "dataset", "cancel", "rename", "delete", "other's")
@@ -18,14 +18,14 @@ ACTIONS = ("job", "same job", "dataset", "cancel", "rename", "delete", "other's"
 class Tenants:
     """Two tenants and what each has made, written down beside the service."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.keys = {owner: world.api.key(owner, "submit") for owner in OWNERS}
+    def __init__(self, populated: PopulatedApi) -> None:
+        self.populated = populated
+        self.keys = {owner: populated.api.key(owner, "submit") for owner in OWNERS}
         self.jobs: dict[str, set[str]] = defaultdict(set)
         self.ever: dict[str, set[str]] = defaultdict(set)
         """Jobs, those that were deleted too."""
         self.datasets: dict[str, set[str]] = defaultdict(set)
-        self.clients = {owner: world.api.client(key) for owner, key in self.keys.items()}
+        self.clients = {owner: populated.api.client(key) for owner, key in self.keys.items()}
         for owner in OWNERS:
             self.add_dataset(owner)
 
@@ -105,8 +105,8 @@ class Tenants:
 
 
 @pytest.fixture(scope="module")
-def tenants(world: World) -> Any:
-    made = Tenants(world)
+def tenants(populated: PopulatedApi) -> Any:
+    made = Tenants(populated)
     yield made
     for client in made.clients.values():
         client.close()
@@ -128,10 +128,12 @@ def test_each_sees_what_is_theirs_and_all_of_it(
     tenants.check()
 
 
-def test_a_stream_of_several_jobs_has_none_of_anothers_among_them(world: World, tenants: Tenants):
+def test_a_stream_of_several_jobs_has_none_of_anothers_among_them(
+    populated: PopulatedApi, tenants: Tenants
+):
     dora = tenants.clients["dora"]
     tenants.add_job("dora")
-    mine, theirs = min(tenants.jobs["dora"]), world.ids["jobs"]
+    mine, theirs = min(tenants.jobs["dora"]), populated.ids["jobs"]
     for query in (f"job={mine}&job={theirs}", f"job={theirs}&job={mine}"):
         answer = dora.get(f"/api/v1/stream?{query}")
         assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
@@ -140,8 +142,8 @@ def test_a_stream_of_several_jobs_has_none_of_anothers_among_them(world: World, 
         assert answer.status_code in (400, 404), cursor
 
 
-def test_anothers_checkpoint_cannot_be_used(world: World, bob: httpx2.Client):
-    ids = world.ids
+def test_another_owners_checkpoint_cannot_be_used(populated: PopulatedApi, bob: httpx2.Client):
+    ids = populated.ids
     for source in ({"checkpoint": ids["checkpoints"]}, {"job": ids["jobs"]}):
         body = {"kind": "infer", "inputs": {"image": [[[[0.0] * 8] * 8]]}, **source}
         answer = bob.post("/api/v1/jobs", json=body)
@@ -149,10 +151,10 @@ def test_anothers_checkpoint_cannot_be_used(world: World, bob: httpx2.Client):
         assert "No " in answer.json()["detail"]
 
 
-def test_an_admin_sees_everything_and_a_submitter_is_no_admin(world: World):
-    with world.api.client() as admin:
+def test_an_admin_sees_everything_and_a_submitter_is_no_admin(populated: PopulatedApi):
+    with populated.api.client() as admin:
         owners = {job["id"] for job in admin.get("/api/v1/jobs?limit=1000").json()["data"]}
-    assert world.ids["jobs"] in owners
-    with world.api.client(world.ada) as ada:
+    assert populated.ids["jobs"] in owners
+    with populated.api.client(populated.ada) as ada:
         for path in ("/api/v1/keys", "/api/v1/quotas?owner=bob"):
             assert ada.get(path).status_code == 403

@@ -12,7 +12,7 @@ from models.observations.events import NewEvent
 from models.tables import now
 from tests.integration.inspection.services import Writer
 from tests.running import small_job
-from tests.security.world import World
+from tests.security.populated_api import PopulatedApi
 
 NASTY = {
     "line feed": "a\nSet-Cookie: x=y",
@@ -45,9 +45,11 @@ def check(answer: httpx2.Response) -> None:
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_nasty_text_is_refused_or_given_back_as_data(world: World, ada: httpx2.Client, name: str):
+def test_a_hostile_text_is_refused_or_returned_as_data(
+    populated: PopulatedApi, ada: httpx2.Client, name: str
+):
     text = NASTY[name]
-    spec = small_job(world.ids["datasets"])
+    spec = small_job(populated.ids["datasets"])
     bodies: list[dict[str, Any]] = [
         spec | {"name": text},
         spec | {"labels": {"team": text}},
@@ -72,12 +74,12 @@ def test_a_nasty_text_is_refused_or_given_back_as_data(world: World, ada: httpx2
     check(ada.get(f"/api/v1/jobs?label=a:{short}"))
 
 
-def test_the_log_stays_one_json_object_a_line(world: World, ada: httpx2.Client):
+def test_the_log_stays_one_json_object_a_line(populated: PopulatedApi, ada: httpx2.Client):
     for text in NASTY.values():
         short = quote(text[:100], errors="surrogatepass")
         ada.get(f"/api/v1/jobs?q={short}")
         ada.get(f"/api/v1/jobs/{short}")
-    lines = world.api.log.splitlines()
+    lines = populated.api.log.splitlines()
     assert lines
     for line in lines:
         assert isinstance(json.loads(line), dict)
@@ -90,9 +92,11 @@ def test_the_log_stays_one_json_object_a_line(world: World, ada: httpx2.Client):
     "name", ["page.html", "picture.svg", "x\u202etxt.exe", 'a"b.html', "ä.csv"]
 )
 @pytest.mark.parametrize("media", ["text/html", "image/svg+xml", "text/html\r\nX-Evil: 1"])
-def test_what_a_job_made_is_downloaded_and_never_shown(world: World, name: str, media: str):
+def test_what_a_job_made_is_downloaded_and_never_shown(
+    populated: PopulatedApi, name: str, media: str
+):
     """Even if a rank were to name its file so."""
-    api = world.api
+    api = populated.api
     writer = Writer(api.database, None).begin(owner="carl")
     key = f"jobs/{writer.job.id}/1/artifacts/file"
     path = api.settings.artifacts / key
@@ -114,8 +118,8 @@ def test_what_a_job_made_is_downloaded_and_never_shown(world: World, name: str, 
         assert "x-evil" not in answer.headers
 
 
-def test_no_line_of_an_event_forges_a_frame_of_the_stream(world: World):
-    api = world.api
+def test_no_line_of_an_event_forges_a_frame_of_the_stream(populated: PopulatedApi):
+    api = populated.api
     writer = Writer(api.database, None).begin(owner="carl")
     lines = [text[:2000] for text in NASTY.values() if "\x00" not in text and text != "\ud800"]
     lines.append("x\n\nevent: end\ndata: {}\n\n")

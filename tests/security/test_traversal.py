@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.running import small_job
+from tests.security.populated_api import PopulatedApi, Route, body_of
 from tests.security.raw import Raw
-from tests.security.world import Route, World, body_of
 
 SECRET = b"the canary's secret song"
 CANARY = "canary.txt"
@@ -67,12 +67,12 @@ def payloads(home: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def canary(world: World) -> Path:
+def canary(populated: PopulatedApi) -> Path:
     """A file outside the store, and links to it inside."""
-    home = world.api.home
+    home = populated.api.home
     path = home / CANARY
     path.write_bytes(SECRET)
-    for folder in ("uploads", f"jobs/{world.ids['jobs']}/1/artifacts", "datasets"):
+    for folder in ("uploads", f"jobs/{populated.ids['jobs']}/1/artifacts", "datasets"):
         inside = home / "artifacts" / folder
         inside.mkdir(parents=True, exist_ok=True)
         (inside / "link").symlink_to(path)
@@ -80,14 +80,14 @@ def canary(world: World) -> Path:
 
 
 @pytest.fixture(scope="module")
-def admin(world: World) -> Generator[Raw]:
-    with Raw(world.api.url, world.api.admin) as opened:
+def admin(populated: PopulatedApi) -> Generator[Raw]:
+    with Raw(populated.api.url, populated.api.admin) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def raw(world: World) -> Generator[Raw]:
-    with Raw(world.api.url, world.ada) as opened:
+def raw(populated: PopulatedApi) -> Generator[Raw]:
+    with Raw(populated.api.url, populated.ada) as opened:
         yield opened
 
 
@@ -105,15 +105,19 @@ def check(status: int, body: bytes, where: str) -> None:
     assert b"GLASSHOUSE_HOME" not in body, where
 
 
-def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path, admin: Raw):
-    tried = payloads(world.api.home)
+def test_no_path_parameter_allows_traversal(
+    route: Route, populated: PopulatedApi, canary: Path, admin: Raw
+):
+    tried = payloads(populated.api.home)
     assert len(tried) >= 200
-    options = body_of(route, world)
+    options = body_of(route, populated)
     content = options.get("content", b"")
     body = content if isinstance(content, bytes) else content.encode()
-    before = stored(world.api.home)
+    before = stored(populated.api.home)
     for place in route.places:
-        known = {name: quote(value, safe="") for name, value in world.places(route.path).items()}
+        known = {
+            name: quote(value, safe="") for name, value in populated.places(route.path).items()
+        }
         for payload in tried:
             if " " in payload:
                 continue
@@ -123,7 +127,7 @@ def test_no_place_of_a_path_leads_out(route: Route, world: World, canary: Path, 
                 assert SECRET not in answer.body
                 continue
             check(answer.status, answer.body, f"{route.method} {target}")
-    assert stored(world.api.home) >= before
+    assert stored(populated.api.home) >= before
     assert canary.read_bytes() == SECRET
 
 
@@ -150,9 +154,9 @@ HEADERS = (
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_no_header_leads_out(world: World, canary: Path, raw: Raw, header: str):
-    job = world.ids["jobs"]
-    before = stored(world.api.home)
+def test_no_header_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw, header: str):
+    job = populated.ids["jobs"]
+    before = stored(populated.api.home)
     targets = itertools.cycle(
         (
             ("GET", f"/api/v1/jobs/{job}/artifacts/outputs.npz", b""),
@@ -160,12 +164,12 @@ def test_no_header_leads_out(world: World, canary: Path, raw: Raw, header: str):
             ("POST", f"/api/v1/jobs/{job}/probes", b"{}"),
         )
     )
-    for payload, (method, target, body) in zip(payloads(world.api.home), targets, strict=False):
+    for payload, (method, target, body) in zip(payloads(populated.api.home), targets, strict=False):
         answer = raw.ask(method, target, {header: payload}, body)
         assert answer.status < 500, (method, target, payload)
         assert SECRET not in answer.body
         assert all("canary" not in value for value in answer.headers.values())
-    assert stored(world.api.home) >= before
+    assert stored(populated.api.home) >= before
     assert canary.read_bytes() == SECRET
 
 
@@ -187,9 +191,11 @@ QUERIES = (
 
 
 @pytest.mark.parametrize("template", QUERIES)
-def test_no_query_leads_out(world: World, canary: Path, raw: Raw, template: str):
-    known = template.replace("{job}", world.ids["jobs"]).replace("{dataset}", world.ids["datasets"])
-    for payload in payloads(world.api.home):
+def test_no_query_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw, template: str):
+    known = template.replace("{job}", populated.ids["jobs"]).replace(
+        "{dataset}", populated.ids["datasets"]
+    )
+    for payload in payloads(populated.api.home):
         target = known.replace("{}", quote(payload, safe="%"))
         method = "POST" if "format=" in target else "GET"
         answer = raw.ask(method, target, {}, b"1,2\n" if method == "POST" else b"")
@@ -198,16 +204,16 @@ def test_no_query_leads_out(world: World, canary: Path, raw: Raw, template: str)
     assert canary.read_bytes() == SECRET
 
 
-def test_no_field_of_a_body_leads_out(world: World, canary: Path, raw: Raw):
-    before = stored(world.api.home)
-    for payload in payloads(world.api.home)[::3]:
+def test_no_field_of_a_body_allows_traversal(populated: PopulatedApi, canary: Path, raw: Raw):
+    before = stored(populated.api.home)
+    for payload in payloads(populated.api.home)[::3]:
         spec = small_job(payload)
         infer = {"kind": "infer", "checkpoint": payload, "inputs": {"image": [[1]]}}
-        split = small_job(world.ids["datasets"])
+        split = small_job(populated.ids["datasets"])
         split["data"]["train"]["split"] = payload
-        layer = small_job(world.ids["datasets"])
+        layer = small_job(populated.ids["datasets"])
         layer["network"]["layers"][0]["name"] = payload
-        kind = small_job(world.ids["datasets"])
+        kind = small_job(populated.ids["datasets"])
         kind["network"]["layers"][0]["type"] = payload
         for body in (spec, infer, split, layer, kind, small_job(payload, name=payload)):
             answer = raw.ask(
@@ -218,5 +224,5 @@ def test_no_field_of_a_body_leads_out(world: World, canary: Path, raw: Raw):
             )
             assert answer.status in (400, 404, 409, 422), (body, answer.status, answer.body)
             assert SECRET not in answer.body
-    assert stored(world.api.home) >= before
+    assert stored(populated.api.home) >= before
     assert canary.read_bytes() == SECRET

@@ -148,7 +148,7 @@ def test_a_format_of_pickles_is_refused_by_name(ada: httpx2.Client, form: str):
 @pytest.mark.parametrize(
     "content", [b"a,b\n1,2\n", b"\x80abc", b"", b"PK\x03\x04" + struct.pack("<26x") + b"x/y.pkl"]
 )
-def test_what_is_no_pickle_is_not_taken_for_one(ada: httpx2.Client, content: bytes):
+def test_other_files_are_not_mistaken_for_pickles(ada: httpx2.Client, content: bytes):
     answer = ada.post("/api/v1/datasets?format=csv", content=content)
     assert answer.status_code == 201 or answer.json()["code"] != "unsafe_format"
 

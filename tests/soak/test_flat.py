@@ -35,7 +35,7 @@ def is_flat(samples: Samples, bound: float = 16) -> bool:
     ],
     ids=["still", "falling", "sawtooth", "one peak", "within its bound"],
 )
-def test_what_stays_or_falls_is_flat(value):
+def test_constant_or_falling_values_are_flat(value):
     assert is_flat(sampled(value))
 
 
@@ -49,7 +49,7 @@ def test_what_stays_or_falls_is_flat(value):
     ],
     ids=["growing", "a step", "a late step", "a sawtooth that grows"],
 )
-def test_what_grows_is_not_flat(value):
+def test_growing_values_are_not_flat(value):
     assert not is_flat(sampled(value))
 
 
@@ -61,7 +61,7 @@ def test_the_slope_is_given_by_the_hour():
     assert verdict.growth == pytest.approx(30, rel=0.01)
 
 
-def test_a_bound_may_be_a_share_of_what_it_was():
+def test_a_bound_can_be_a_fraction_of_the_first_value():
     assert not is_flat(sampled(lambda over: 1000 + 50 * over))
     verdict = judge(
         "fork_server", "rss_mib", sampled(lambda over: 1000 + 50 * over), Bound(16, 0.08)

@@ -51,7 +51,7 @@ def test_every_figure_has_a_bound_and_sizes_are_judged_once_they_can_settle():
     ],
     ids=["short", "paused", "cancelled", "cancelled too late"],
 )
-def test_a_job_that_ended_as_it_should_is_not_complained_of(kind: str, found: Record):
+def test_a_job_that_ended_correctly_is_not_reported(kind: str, found: Record):
     assert compare(kind, found, GOLDEN) == []
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_ended_as_it_should_is_not_complained_of(kind: str, found: Re
         ("cancelled", but(state="failed")),
     ],
 )
-def test_a_job_that_did_not_is(kind: str, found: Record):
+def test_a_job_that_ended_wrongly_is_reported(kind: str, found: Record):
     assert compare(kind, found, GOLDEN)
 
 

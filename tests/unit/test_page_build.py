@@ -119,7 +119,7 @@ def test_without_node_a_wheel_is_made_and_one_line_says_what_it_lacks(tree: Path
     assert asked.stderr.strip() == line.strip()
 
 
-def test_a_node_that_is_too_old_is_not_taken(tree: Path, tmp_path: Path):
+def test_a_node_that_is_too_old_is_not_used(tree: Path, tmp_path: Path):
     old = tmp_path / "old"
     old.mkdir()
     for name, said in (("node", "v18.20.0"), ("npm", "11.0.0")):

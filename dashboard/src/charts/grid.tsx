@@ -3,8 +3,8 @@ import { useCallback, useMemo, useState } from "preact/hooks";
 
 import { figure } from "../format";
 import { color } from "../theme";
-import type { Tensor } from "../views/inside/npy";
-import { type Range, rangeOf, type Tiles } from "../views/inside/tiles";
+import type { Tensor } from "../views/inside/tensors/npy";
+import { type Range, rangeOf, type Tiles } from "../views/inside/tensors/tiles";
 import { Canvas, type Draw } from "./canvas";
 import { colorOf } from "./palette";
 

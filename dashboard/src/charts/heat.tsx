@@ -3,7 +3,7 @@ import { useCallback, useMemo, useState } from "preact/hooks";
 
 import { count, figure } from "../format";
 import { color } from "../theme";
-import { type Axis, borders, columnAt, densities, evenTicks } from "../views/inside/spread";
+import { type Axis, borders, columnAt, densities, evenTicks } from "../views/inside/statistics/histogram-axis";
 import { Canvas, type Draw } from "./canvas";
 import { css, sequential } from "./palette";
 

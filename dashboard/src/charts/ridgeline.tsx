@@ -3,7 +3,7 @@ import { useCallback } from "preact/hooks";
 
 import { count, figure } from "../format";
 import { color } from "../theme";
-import { atMost, type Axis, densities } from "../views/inside/spread";
+import { atMost, type Axis, densities } from "../views/inside/statistics/histogram-axis";
 import { Canvas, type Draw } from "./canvas";
 import type { Spread } from "./heat";
 import { css, sequential } from "./palette";

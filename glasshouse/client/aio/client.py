@@ -6,7 +6,6 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
-from glasshouse.client.address import find_service
 from glasshouse.client.aio.inference import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
@@ -25,9 +24,16 @@ from glasshouse.client.aio.running import in_process
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.aio.trainer import AsyncTrainer
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.requests import API, Request, with_json
-from glasshouse.client.tensors import Array
-from glasshouse.client.training import JobOptions, ResultField, Spec, TrainOptions, as_document
+from glasshouse.client.connection.address import find_service
+from glasshouse.client.connection.requests import API, Request, with_json
+from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.specs import (
+    JobOptions,
+    ResultField,
+    Spec,
+    TrainOptions,
+    as_document,
+)
 
 INPROC = "inproc://"
 

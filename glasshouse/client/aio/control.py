@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from glasshouse.client.aio.records import AsyncRecord
-from glasshouse.client.arguments import moved
-from glasshouse.client.early_stop import StopLimit
+from glasshouse.client.training.arguments import moved
+from glasshouse.client.training.early_stop import StopLimit
 
 
 class AsyncCommand(AsyncRecord):

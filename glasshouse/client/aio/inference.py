@@ -7,10 +7,10 @@ from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets, AsyncJobs
 from glasshouse.client.aio.running import in_thread
-from glasshouse.client.arguments import inputs_of, settle_device
-from glasshouse.client.sources import first_split
-from glasshouse.client.tensors import Array
-from glasshouse.client.training import (
+from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.arguments import inputs_of, settle_device
+from glasshouse.client.training.sources import first_split
+from glasshouse.client.training.specs import (
     Document,
     JobOptions,
     ResultField,

@@ -11,14 +11,20 @@ from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.results import AsyncResults
 from glasshouse.client.aio.running import card_html, in_background, resolved, sleep
 from glasshouse.client.aio.stream import AsyncEventStream
-from glasshouse.client.callbacks import Action, Call, Dispatcher, action_of, check_callbacks
-from glasshouse.client.events import AnyEvent, read_event
-from glasshouse.client.explanations import LOG_LINES, Explanation, explain
-from glasshouse.client.job_card import MOST_POINTS, Card
-from glasshouse.client.probe_specs import as_probe
-from glasshouse.client.progress import Bar
-from glasshouse.client.requests import API, Request
-from glasshouse.client.series import Series, SeriesTable
+from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.data.series import Series, SeriesTable
+from glasshouse.client.monitoring.callbacks import (
+    Action,
+    Call,
+    Dispatcher,
+    action_of,
+    check_callbacks,
+)
+from glasshouse.client.monitoring.events import AnyEvent, read_event
+from glasshouse.client.monitoring.explanations import LOG_LINES, Explanation, explain
+from glasshouse.client.monitoring.job_card import MOST_POINTS, Card
+from glasshouse.client.monitoring.progress import Bar
+from glasshouse.client.training.probe_specs import as_probe
 from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
 RETRY_S = 5.0

@@ -5,8 +5,8 @@ from typing import Any
 from urllib.parse import quote
 
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.requests import API, Request
-from glasshouse.client.statistics import (
+from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.data.statistics import (
     Captured,
     History,
     Kind,
@@ -15,7 +15,7 @@ from glasshouse.client.statistics import (
     Step,
     missing_reason,
 )
-from glasshouse.client.tensors import Array, read_tensors
+from glasshouse.client.data.tensors import Array, read_tensors
 from glasshouse.errors import APIError
 
 ALL_POINTS = 1_000_000

@@ -8,9 +8,9 @@ from typing import Any, Self
 from glasshouse import jsonio
 from glasshouse.client.aio.running import in_thread, sleep
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.requests import API, Request, id_in_path
-from glasshouse.client.tensors import Array, read_tensors
-from glasshouse.client.weights import as_state_dict, in_module, load_into
+from glasshouse.client.connection.requests import API, Request, id_in_path
+from glasshouse.client.data.tensors import Array, read_tensors
+from glasshouse.client.data.weights import as_state_dict, in_module, load_into
 from glasshouse.errors import APIError, UnprocessableEntityError, WaitTimeout
 
 FIRST_PAUSE_S = 0.05

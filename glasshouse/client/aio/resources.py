@@ -11,12 +11,12 @@ from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset, AsyncRecord
 from glasshouse.client.aio.running import in_thread
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.arrays import read_splits, write_splits
-from glasshouse.client.events import AnyEvent
-from glasshouse.client.files import format_of, pieces, sha256_of
-from glasshouse.client.requests import API, Request, id_in_path
-from glasshouse.client.training import Network, Spec, as_document, network_of
-from glasshouse.client.weights import weights_file
+from glasshouse.client.connection.requests import API, Request, id_in_path
+from glasshouse.client.data.arrays import read_splits, write_splits
+from glasshouse.client.data.files import format_of, pieces, sha256_of
+from glasshouse.client.data.weights import weights_file
+from glasshouse.client.monitoring.events import AnyEvent
+from glasshouse.client.training.specs import Network, Spec, as_document, network_of
 from glasshouse.spec.data import BUILTINS, sources_in
 
 _SAFETENSORS = "application/vnd.safetensors"

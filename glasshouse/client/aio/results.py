@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
-from glasshouse.client.statistics import Phase, Step
-from glasshouse.client.tensors import Array, read_outputs, read_tensors
+from glasshouse.client.data.statistics import Phase, Step
+from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
 from glasshouse.errors import APIError, JobCancelled, JobFailed
 from glasshouse.metric_direction import direction_of
 

@@ -11,8 +11,8 @@ from typing import TypeVar, cast
 
 import httpx2
 
-from glasshouse.client.address import Address
-from glasshouse.client.job_card import Card
+from glasshouse.client.connection.address import Address
+from glasshouse.client.monitoring.job_card import Card
 from glasshouse.errors import APIConnectionError
 
 Result = TypeVar("Result")

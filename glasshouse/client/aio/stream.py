@@ -9,9 +9,9 @@ from typing import Any, Literal, Self, cast
 from glasshouse import jsonio
 from glasshouse.client.aio.running import sleep
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.events import AnyEvent, read_event
-from glasshouse.client.requests import Request, backoff
-from glasshouse.client.sse import Decoder, Message
+from glasshouse.client.connection.requests import Request, backoff
+from glasshouse.client.connection.sse import Decoder, Message
+from glasshouse.client.monitoring.events import AnyEvent, read_event
 from glasshouse.errors import APIConnectionError, APIStatusError
 
 SILENCE_S = 45.0

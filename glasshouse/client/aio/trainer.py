@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from glasshouse.client.aio.records import AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets
 from glasshouse.client.aio.running import in_thread
-from glasshouse.client.arguments import accept
-from glasshouse.client.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
-from glasshouse.client.frames import as_columns, is_frame
+from glasshouse.client.data.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.data.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.modules.weight_names import with_rates
-from glasshouse.client.sources import (
+from glasshouse.client.training.arguments import accept
+from glasshouse.client.training.sources import (
     arguments_of,
     declared,
     first_split,
@@ -20,7 +20,7 @@ from glasshouse.client.sources import (
     sources,
     with_shapes,
 )
-from glasshouse.client.training import (
+from glasshouse.client.training.specs import (
     Document,
     TrainOptions,
     as_document,

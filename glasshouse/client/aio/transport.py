@@ -9,9 +9,9 @@ import httpx2
 
 import glasshouse
 from glasshouse import jsonio
-from glasshouse.client.address import Address
 from glasshouse.client.aio.running import chunks, sleep
-from glasshouse.client.requests import (
+from glasshouse.client.connection.address import Address
+from glasshouse.client.connection.requests import (
     API,
     Params,
     Request,

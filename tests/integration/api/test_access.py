@@ -21,7 +21,7 @@ def nobody(service: Api):
     "authorization",
     ["Bearer", "Bearer gh_x", "Basic abc", "gh_x", "Bearer " + "x" * 5000],
 )
-def test_a_key_that_is_none_is_refused(nobody: httpx2.Client, authorization: str):
+def test_an_invalid_key_is_refused(nobody: httpx2.Client, authorization: str):
     answer = nobody.get("/api/v1/jobs", headers={"Authorization": authorization})
     assert answer.status_code == 401
     assert answer.json()["code"] == "key_invalid"
@@ -74,7 +74,7 @@ def test_another_host_name_is_refused_everywhere(service: Api, host: str):
             assert host == "" or answer.json()["code"] == "host_not_allowed"
 
 
-def test_loopback_names_are_answered_for(service: Api):
+def test_loopback_host_names_are_accepted(service: Api):
     with service.client(headers={"Host": "LOCALHOST:99"}) as client:
         assert client.get("/livez").status_code == 200
 

@@ -152,7 +152,7 @@ def test_a_command_is_stored_once_and_can_be_read(api: httpx2.Client, job: dict[
         ({"done": "checkpoint"}, "/done", "no such field"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_with_its_place(
+def test_an_impossible_command_is_refused_with_its_place(
     api: httpx2.Client, job: dict[str, Any], body: dict[str, Any], pointer: str, why: str
 ):
     answer = api.post(f"/jobs/{job['id']}/commands", json=body)
@@ -271,7 +271,7 @@ def test_a_fork_loads_the_whole_run_only_where_it_can_continue(
         assert found["errors"][0]["pointer"] == "/spec/init/load"
 
 
-def test_a_fork_that_cannot_be_is_refused_with_its_place(
+def test_an_impossible_fork_is_refused_with_its_place(
     each_service: Api, api: httpx2.Client, job: dict[str, Any], spec: dict[str, Any]
 ):
     saved(each_service, job, 4)
@@ -306,7 +306,7 @@ def test_a_fork_that_cannot_be_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("stop", "advice"), [({"steps": 4}, "stop.steps=8"), ({"epochs": 2}, "stop.epochs=4")]
 )
-def test_a_fork_of_a_job_that_has_ended_says_how_much_more_to_ask_for(
+def test_a_fork_of_an_ended_job_says_how_much_longer_to_train(
     each_service: Api, api: httpx2.Client, spec: dict[str, Any], stop: Any, advice: str
 ):
     """And what it advises is taken."""

@@ -211,17 +211,17 @@ def test_a_file_at_which_every_worker_dies_is_not_retried_forever(service: Api):
 
 
 def test_a_database_that_is_unavailable_when_the_file_was_read_costs_nothing(
-    mortal_postgres: Postgres,
+    own_postgres: Postgres,
 ):
     """It is killed after the file was read and before that is stored, and comes back later."""
-    with running_api(mortal_postgres.url) as api:
+    with running_api(own_postgres.url) as api:
         table = b"a\n" + b"1\n" * 300_000
         with api.client() as client:
             made = client.post("/api/v1/datasets", params={"format": "csv"}, content=table)
         until(lambda: [*(api.settings.work / "reader" / "reading").glob("ds_*")])
-        mortal_postgres.kill()
+        own_postgres.kill()
         until(lambda: [*(api.settings.artifacts / "datasets").glob("ds_*/*/meta.json")])
-        mortal_postgres.start()
+        own_postgres.start()
         until(lambda: is_ready(api, made.json()["id"]))
         until(lambda: len([*(api.settings.artifacts / "datasets").glob("ds_*/*")]) == 1)
 
@@ -309,7 +309,7 @@ def test_an_idempotency_key_counts_the_header(api: httpx2.Client):
     assert again.status_code == 422
 
 
-def test_a_built_in_dataset_is_there_once(each_service: Api):
+def test_a_built_in_dataset_exists_once(each_service: Api):
     with each_service.client(each_service.key("twice")) as api:
         first, again = (api.post("/api/v1/datasets", json={"builtin": "digits"}) for _ in range(2))
         assert (first.status_code, again.status_code) == (201, 201)

@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from api.http.access import Caller
 from api.http.bodies import Parsed
-from api.routes import jobs as routes
-from api.routes.jobs import JobPatch, job_tag
+from api.routes.jobs import jobs as routes
+from api.routes.jobs.jobs import JobPatch, job_tag
 from glasshouse import jsonio
 from glasshouse.errors import JobNotFound, PreconditionFailed
 from models.database import Database

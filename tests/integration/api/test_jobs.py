@@ -287,7 +287,7 @@ def test_an_inference_needs_a_checkpoint(
     assert resolved["checkpoint"] == row["id"]
 
 
-def test_a_device_that_nobody_has_is_refused(
+def test_a_device_that_no_worker_has_is_refused(
     each_service: Api, api: httpx2.Client, spec: dict[str, Any]
 ):
     assert made(api, spec)["warnings"][0]["code"] == "waits"
@@ -318,7 +318,7 @@ def test_a_device_that_nobody_has_is_refused(
             workers.forget(tx, "host-a")
 
 
-def test_columns_of_very_different_scale_are_warned_of_unless_something_normalizes_them(
+def test_columns_of_very_different_scale_give_a_warning_unless_normalized(
     api: httpx2.Client,
 ):
     rows = "".join(f"{i % 9},{4000 + i},{i % 2}\n" for i in range(40))

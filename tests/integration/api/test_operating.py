@@ -202,7 +202,7 @@ def test_figures_need_a_key_that_may_read(own: Api):
 
 
 def test_the_buckets_are_those_that_workers_count_in():
-    from api.routes.prometheus import _SHIP_BOUNDS
+    from api.routes.service.prometheus import _SHIP_BOUNDS
     from worker.context import BOUNDS_S
 
     assert [float(bound) for bound in _SHIP_BOUNDS] == [*BOUNDS_S, float("inf")]

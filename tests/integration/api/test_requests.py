@@ -119,7 +119,7 @@ def test_a_layer_that_does_not_fit_is_named_with_both_shapes(ada: httpx2.Client,
     ("name", "value"),
     [("image", {"type": "dense", "shape": [1, 9, 9]}), ("nothing", {"type": "dense"})],
 )
-def test_a_field_that_the_data_has_not_is_named(
+def test_a_field_that_the_data_does_not_have_is_named(
     ada: httpx2.Client, dataset: str, name: str, value: dict[str, Any]
 ):
     spec = small_job(dataset)
@@ -143,7 +143,7 @@ def test_a_field_that_the_data_has_not_is_named(
         (b'"train"', 422, "invalid_spec"),
     ],
 )
-def test_a_body_that_is_no_spec_is_a_clear_problem(
+def test_a_body_that_is_not_a_spec_is_a_clear_problem(
     ada: httpx2.Client, body: bytes, status: int, code: str
 ):
     problem(ada.post("/api/v1/jobs", content=body, headers=JSON), status, code)
@@ -213,7 +213,7 @@ def test_list_parameters_are_checked(ada: httpx2.Client, query: str, status: int
     assert ada.get(f"/api/v1/jobs?{query}").status_code == status
 
 
-def test_the_methods_of_a_path_are_said(ada: httpx2.Client):
+def test_the_allowed_methods_of_a_path_are_listed(ada: httpx2.Client):
     answer = ada.put("/api/v1/jobs/job_x", json={})
     found = problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH"

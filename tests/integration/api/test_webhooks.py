@@ -60,7 +60,7 @@ def test_what_was_sent_is_listed_page_by_page(service: Api, ada: httpx2.Client):
     ada.delete(made["links"]["self"])
 
 
-def test_nobody_elses_can_be_seen_or_deleted(service: Api, ada: httpx2.Client):
+def test_resources_of_others_cannot_be_seen_or_deleted(service: Api, ada: httpx2.Client):
     made = make(ada)
     with service.client(service.key("bob")) as bob:
         assert bob.get("/api/v1/webhooks").json()["data"] == []

@@ -122,7 +122,7 @@ def nothing_stays(service: Api):
     assert stored(service) == before
 
 
-def test_a_job_may_begin_with_it_and_keeps_it_in_use(each_service: Api, api: httpx2.Client):
+def test_a_job_can_start_from_it_and_keeps_it_in_use(each_service: Api, api: httpx2.Client):
     made = api.post("/api/v1/datasets", json={"builtin": "digits"}).json()
     row = api.get(f"/api/v1/datasets/{made['id']}", headers={"Prefer": "wait=60"}).json()
     checkpoint = sent(api)["id"]
@@ -202,7 +202,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.usefixtures("nothing_stays")
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_is_none_is_refused_and_nothing_of_it_stays(service: Api, name: str):
+def test_an_invalid_file_is_refused_and_nothing_of_it_is_kept(service: Api, name: str):
     content, detail = BAD_FILES[name]
     with service.client(service.key("wanda")) as api:
         answer = api.post("/api/v1/checkpoints", content=content)

@@ -104,7 +104,7 @@ def test_fifty_clients_that_never_read_do_not_harm_the_others(
                 assert next(log).data["step"] == step
             late_ms.append((time.monotonic() - shipped) * 1000)
         grown = process.memory_info().rss - before
-    assert statistics.median(late_ms) < 5000, late_ms  # bench/stream.py has the figure
+    assert statistics.median(late_ms) < 5000, late_ms  # bench/service/stream.py has the figure
     assert grown < 50 * 1024**2, f"{grown / 1024**2:.0f} MiB"
 
 
@@ -125,7 +125,7 @@ def test_the_streams_of_a_revoked_key_end(
         assert received.count(b": ping") < 200
 
 
-def test_a_client_that_goes_leaves_nothing_behind(
+def test_a_client_that_disconnects_leaves_nothing_behind(
     sqlite: Database, writer: Writer, serve: Callable[..., Api]
 ) -> None:
     _, secret = services.make_key(sqlite, "ada")

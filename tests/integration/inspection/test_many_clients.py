@@ -1,6 +1,6 @@
 """Many clients of one job: each gets every event in order, whatever the others do.
 
-The figures, with more clients and more events, are those of ``bench.stream``.
+The figures, with more clients and more events, are those of ``bench.service.stream``.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.readers import Client, Readers
-from bench.stream import Case, feed
+from bench.service.readers import Client, Readers
+from bench.service.stream import Case, feed
 from models.database import Database
 from tests.integration.inspection import services
 from tests.integration.inspection.services import Api, Writer

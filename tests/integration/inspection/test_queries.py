@@ -96,7 +96,7 @@ def test_a_thinned_series_keeps_its_spikes(ada: httpx2.Client, writer: Writer) -
     assert {0, 2999} <= set(found)
 
 
-def test_a_metric_that_there_is_not_is_named(ada: httpx2.Client, writer: Writer) -> None:
+def test_an_unknown_metric_is_named(ada: httpx2.Client, writer: Writer) -> None:
     path = f"/jobs/{writer.job.id}/metrics/query"
     assert ada.get(f"{path}?name=loss").json()["step"] == []  # nothing was reported yet
     writer.losses([1.0])
@@ -577,7 +577,7 @@ def test_nonfinite_numbers_come_through_every_route(
     assert '"loss":"-Infinity"' in stream
 
 
-def test_what_belongs_to_others_is_not_there(
+def test_resources_of_others_are_not_found(
     sqlite: Database, writer: Writer, serve: Callable[..., Api], home: Path
 ) -> None:
     writer.losses([1.0])

@@ -37,7 +37,7 @@ SHOWN = [(1, 0), (1, 1), (3, 2), (3, 3)]
 WHOLE = [*[(1, step) for step in range(5)], *[(2, step) for step in range(3, 7)], (3, 2), (3, 3)]
 
 
-def test_who_reads_later_sees_one_run_and_who_asks_sees_all(
+def test_later_readers_see_one_run_and_attempt_all_shows_everything(
     ada: httpx2.Client, writer: Writer
 ) -> None:
     path = f"/jobs/{crashed(writer).job.id}"

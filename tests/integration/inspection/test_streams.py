@@ -146,7 +146,7 @@ def test_only_the_wanted_types_come_and_always_the_end(ada: httpx2.Client, write
 @pytest.mark.parametrize(
     "cursor", ["-1", "9223372036854775808", "99", "x", "1.5", " 1", "\u0661", "1\t"]
 )
-def test_a_cursor_that_is_none_is_refused(ada: httpx2.Client, writer: Writer, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(ada: httpx2.Client, writer: Writer, cursor: str) -> None:
     path = f"/jobs/{writer.job.id}"
     for answer in (
         ada.get(f"{path}/stream", params={"after": cursor}),

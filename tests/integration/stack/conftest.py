@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from glasshouse.processes import Identity
 from tests import leaks
 from tests.waiting import until

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from glasshouse.ids import new_id
 from models import backup
 from models.backup import BackupError
@@ -202,7 +202,7 @@ def test_a_damaged_backup_is_refused_before_anything_is_restored(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_backup_that_was_interrupted_is_none(kept: tuple[Settings, Path], tmp_path: Path):
+def test_an_interrupted_backup_is_invalid(kept: tuple[Settings, Path], tmp_path: Path):
     _, where = kept
     (where / "manifest.json").unlink()
     with pytest.raises(BackupError, match="no backup"):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from glasshouse.cli.doctor import FIX_READY
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.doctor import FIX_READY
+from glasshouse.cli.service.processes import ROOT
 from models.access import webhooks
 from models.database import Database
 from models.fleet import workers
@@ -113,7 +113,7 @@ def test_an_unresponsive_worker_and_a_webhook_that_is_off_are_reported(home: Pat
 
 def test_every_check_of_readiness_can_be_fixed():
     from api.app_state import make_resources
-    from api.routes.readiness import Readiness
+    from api.routes.service.readiness import Readiness
 
     app_state = make_resources(Settings(home=Path("/nonexistent"), artifacts_dir=Path("/tmp")))  # noqa: S108
     assert set(Readiness(app_state)._checks) <= set(FIX_READY)

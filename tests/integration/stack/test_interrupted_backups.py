@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from models import backup, database, startup
 from models.backup import BackupError
 from models.database import Database
@@ -80,8 +80,8 @@ def who() -> str:
 @pytest.fixture
 def server(who: str, request: pytest.FixtureRequest) -> Server:
     if who == "server":
-        mortal: Postgres = request.getfixturevalue("mortal_postgres")
-        return Server(mortal.url, tools_of(mortal.url), mortal)
+        own: Postgres = request.getfixturevalue("own_postgres")
+        return Server(own.url, tools_of(own.url), own)
     url: str = request.getfixturevalue("postgres")
     return Server(url, tools_of(url))
 
@@ -231,7 +231,7 @@ def _has_ended_or_outlived(server: Server, limit_s: float) -> bool:
 
 
 @pytest.mark.parametrize("who", ["backup", "client", "program", "server"])
-def test_a_backup_that_is_killed_is_no_backup(who: str, server: Server, home: Path, tmp_path: Path):
+def test_a_killed_backup_is_invalid(who: str, server: Server, home: Path, tmp_path: Path):
     settings = Settings(home=home, database_url=server.make())
     filled(settings)
     where = tmp_path / "backup"

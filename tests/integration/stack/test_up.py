@@ -9,7 +9,7 @@ from pathlib import Path
 import redis
 
 from glasshouse import processes
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from tests.integration.stack.conftest import RunningStack, command
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ def test_a_second_up_says_where_the_first_runs(running: RunningStack):
     assert running.process.poll() is None
 
 
-def test_status_and_doctor_find_it_well(running: RunningStack):
+def test_status_and_doctor_report_a_healthy_service(running: RunningStack):
     status = json.loads(command(running.home, "status", "--json").stdout)
     assert status["status"] == "ok"
     assert [worker["state"] for worker in status["workers"]] == ["active"]

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 import migrations
-from glasshouse.cli.processes import ROOT
+from glasshouse.cli.service.processes import ROOT
 from models import startup
 from models.database import Database
 from models.migrate import config

@@ -94,7 +94,7 @@ def test_a_later_attempt_gets_what_held_from_its_first_step_on(database: Databas
     assert spec["stop"] == {"steps": 5}
 
 
-def test_what_a_job_did_not_come_to_take_up_is_rejected_at_its_end(database: Database):
+def test_commands_that_a_job_did_not_apply_are_rejected_at_its_end(database: Database):
     make_worker(database)
     job = make_job(database)
     claim = running(database, job)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from api.http.access import Caller
 from api.rendering import drawing
-from api.routes import plots
+from api.routes.observations import plots
 from glasshouse.errors import IdempotencyKeyReused
 from models.access import idempotency, quotas
 from models.access.idempotency import KEPT, Answer, IdempotencyUse

@@ -14,7 +14,7 @@ from models.tables import Mark
 from tests.integration.store.factories import make_job
 
 
-def test_one_look_a_day_is_enough_and_postgresql_looks_after_itself(database: Database):
+def test_integrity_is_checked_once_a_day_and_never_on_postgresql(database: Database):
     first = check_if_due(database)
     assert first == (integrity.WHOLE if database.is_sqlite else None)
     assert check_if_due(database) is None

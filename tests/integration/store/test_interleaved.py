@@ -29,7 +29,7 @@ from .factories import losses, make_job, make_worker, running, saved, ship
 BODY: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "want": ["stats"], "every": 1}
 
 
-def test_two_who_set_one_owners_quotas(database: Database, tmp_path: Any):
+def test_two_clients_set_the_quotas_of_one_owner(database: Database, tmp_path: Any):
     settings = Settings(home=tmp_path)
     owners = (f"owner{n}" for n in range(1000))
 
@@ -44,7 +44,7 @@ def test_two_who_set_one_owners_quotas(database: Database, tmp_path: Any):
             assert quotas.own(tx, meeting.state)["queued_jobs"] in (1, 2)
 
 
-def test_two_who_add_the_last_webhook_that_fits(database: Database):
+def test_two_clients_race_to_add_the_last_webhook_within_the_limit(database: Database):
     owners = (f"owner{n}" for n in range(1000))
 
     def add(database: Database, owner: str) -> bool:
@@ -128,7 +128,7 @@ def test_a_fork_of_the_newest_checkpoint_while_a_newer_one_supersedes_it(databas
             assert checkpoints.get(tx, chosen, None).id == chosen, meeting.statements
 
 
-def test_two_who_revoke_one_key(database: Database):
+def test_two_clients_revoke_the_same_key(database: Database):
     def prepare() -> str:
         with database.write() as tx:
             return keys.create(tx, name="k", owner="ada", scopes=["read"])[0].id
@@ -142,7 +142,7 @@ def test_two_who_revoke_one_key(database: Database):
         assert first == second, meeting.statements
 
 
-def test_two_who_remove_one_probe(database: Database):
+def test_two_clients_remove_the_same_probe(database: Database):
     """Removed once: a second revision would say that the first was never taken up."""
     make_worker(database, cores=200)
 
@@ -164,7 +164,7 @@ def test_two_who_remove_one_probe(database: Database):
             assert (row.state, row.revision) == ("removed", first)
 
 
-def test_two_who_note_a_mark_for_the_first_time(database: Database):
+def test_two_processes_store_a_mark_for_the_first_time(database: Database):
     names = (f"mark{n}" for n in range(1000))
 
     def note(by: str, database: Database, name: str) -> int:
@@ -181,7 +181,7 @@ def test_two_who_note_a_mark_for_the_first_time(database: Database):
         assert found[0] in times
 
 
-def test_two_who_give_up_the_same_file(database: Database):
+def test_two_workers_give_up_the_same_file(database: Database):
     names = (f"jobs/{n}" for n in range(1000))
 
     def add(database: Database, key: str) -> None:

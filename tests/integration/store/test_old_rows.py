@@ -58,7 +58,7 @@ def test_a_later_attempt_of_before_hides_what_it_ran_again(
     assert [(p.attempt, p.value) for p in points] == [(2, 2.0), (2, 2.0)]
 
 
-def test_a_job_of_before_was_made_by_nobody_that_is_known(database: Database, tmp_path: Path):
+def test_a_job_of_an_earlier_release_has_no_known_creator(database: Database, tmp_path: Path):
     job = make_job(database)
     with database.engine.connect() as connection:
         command.downgrade(config(connection), "0015")

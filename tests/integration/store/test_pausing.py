@@ -131,7 +131,7 @@ def test_a_job_that_is_resumed_while_it_pauses_is_queued_once_it_is_paused(datab
         resume(database, job)
 
 
-def test_a_pause_asked_again_holds_against_a_resume_before_it(database: Database):
+def test_a_second_pause_overrides_an_earlier_resume(database: Database):
     make_worker(database)
     job = make_job(database)
     claim = running(database, job)

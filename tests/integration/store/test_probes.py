@@ -131,7 +131,7 @@ def test_a_job_that_is_queued_again_starts_with_the_list_of_now(database: Databa
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled while queued"])
-def test_what_an_ended_job_did_not_take_up_is_rejected(
+def test_commands_that_an_ended_job_did_not_apply_are_rejected(
     database: Database, how: str, tmp_path: Path
 ):
     make_worker(database)

@@ -60,13 +60,13 @@ def test_two_workers_that_claim_at_the_same_time_get_different_files(postgres_da
     assert three is None
 
 
-def test_one_who_uploads_much_does_not_keep_the_others_waiting(database: Database):
+def test_an_owner_with_many_uploads_does_not_delay_others(database: Database):
     ada, *_, bob = add(database, "ada", "ada", "ada", "bob")
     found = [claim(database) for _ in range(3)]
     assert [one and one.dataset for one in found][:2] == [ada, bob]
 
 
-def test_a_file_whose_worker_fell_silent_is_read_by_another_and_the_first_is_too_late(
+def test_a_file_of_an_unresponsive_worker_is_read_by_another_and_the_first_is_too_late(
     database: Database,
 ):
     (made,) = add(database, "ada")

@@ -406,7 +406,7 @@ class Rests(threading.Event):
 
 
 @pytest.mark.parametrize(("held_s", "rest_s"), [(0.001, LEAST_REST_S), (0.1, 0.3), (5.0, 0.5)])
-def test_a_purge_rests_for_what_it_held_the_database_and_not_for_what_it_waited(
+def test_a_purge_sleeps_by_the_time_it_held_the_database_and_not_by_its_waits(
     store: Store, held_s: float, rest_s: float
 ):
     store.job()

@@ -109,7 +109,7 @@ def test_a_worker_that_is_stopped_counts_for_nothing_and_makes_nobody_wait(datab
     assert asked_for(database) == [job.id]
 
 
-def test_a_job_that_waits_is_given_to_nobody_and_swept_for_only_when_it_is_due(database: Database):
+def test_a_delayed_job_is_not_dispatched_and_is_swept_only_when_due(database: Database):
     make_worker(database)
     job = job_with(database)
     found = lose(database, running(database, job), backoff=LATER)
@@ -168,5 +168,5 @@ def test_more_allowance_never_ends_a_job_sooner(failures: int, crashes: int, res
         assert less or not more
 
 
-def test_a_job_from_before_there_was_a_policy_has_the_default():
+def test_a_job_stored_before_the_policy_existed_has_the_default():
     assert max_restarts({}) == max_restarts({"retry": None}) == 3

@@ -154,7 +154,7 @@ def test_of_a_long_series_only_its_last_value_is_read(database: Database, reads:
     assert "metrics.step =" in statement
 
 
-def test_what_was_measured_before_there_were_spans_counts(database: Database, tmp_path: Path):
+def test_values_stored_before_the_rollups_count(database: Database, tmp_path: Path):
     run = Run(database, seed=9)
     run.ship()
     run.begin_again()

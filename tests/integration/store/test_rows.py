@@ -82,7 +82,7 @@ def test_jobs_are_listed_in_pages_by_filter_and_owner(database: Database):
     assert percent == []
 
 
-def test_what_is_another_owners_is_not_found(database: Database):
+def test_resources_of_another_owner_are_not_found(database: Database):
     job = make_job(database)
     with database.read() as tx, pytest.raises(errors.JobNotFound):
         jobs.get(tx, job.id, "bob")

@@ -67,7 +67,7 @@ def test_each_move_is_a_message_written_with_it(database: Database):
     assert "log_tail" not in failed["data"]["error"]
 
 
-def test_a_move_that_is_rolled_back_is_reported_to_nobody(database: Database):
+def test_a_state_change_that_is_rolled_back_sends_no_webhook(database: Database):
     webhook = add(database)
 
     class Crash(Exception):
@@ -167,7 +167,7 @@ def test_a_secret_is_never_shown_by_accident(database: Database):
     assert sending.secret not in repr(sending)
 
 
-def test_there_are_only_so_many_of_one_owner_and_nobody_sees_anothers(database: Database):
+def test_webhooks_are_limited_per_owner_and_hidden_from_others(database: Database):
     for _ in range(MAX_PER_OWNER):
         mine = add(database)
     with pytest.raises(Conflict):

@@ -83,7 +83,7 @@ def test_what_a_killed_worker_leaves_is_gone_soon(way: str, harness: Harness):
 
 
 @pytest.mark.slow
-def test_a_killed_fork_server_takes_ranks_along_that_are_stuck(harness: Harness):
+def test_a_killed_fork_server_also_ends_stuck_ranks(harness: Harness):
     worker = harness.start_worker(misbehaving=True)
     job_id, leader = misbehaving(harness, "hold-the-gil", attempts="1")
     (fork_server,) = psutil.Process(worker.pid).children()

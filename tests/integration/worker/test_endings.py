@@ -61,7 +61,7 @@ def test_a_job_that_crashes_on_every_start_is_given_up_after_three_and_others_co
     assert harness.job(other).state == "running"
 
 
-def test_a_crash_that_passes_is_retried_after_a_while_that_doubles(harness: Harness):
+def test_a_temporary_crash_is_retried_with_exponential_backoff(harness: Harness):
     harness.start_worker(misbehaving=True, RETRY_S="0.8")
     job_id = harness.submit(train_spec(harness.dataset(), labels=misbehaving("crash", attempts=2)))
     until(lambda: harness.attempts(job_id) and harness.attempts(job_id)[0].exit_kind)
@@ -158,7 +158,9 @@ def test_a_job_that_runs_out_of_memory_continues_with_smaller_batches(harness: H
 
 
 @pytest.mark.shared_worker("misbehaving")
-def test_batches_are_halved_down_to_one_row_and_a_checkpoint_is_gone_on_from(harness: Harness):
+def test_batches_are_halved_down_to_one_row_and_training_resumes_from_a_checkpoint(
+    harness: Harness,
+):
     labels = misbehaving("ask-for-memory", 5)
     guards = {"memory": {"on_oom": "halve_batch"}}
     saving = {"every_steps": 2}
@@ -391,7 +393,7 @@ def test_a_job_stands_still_while_too_much_of_it_waits_for_the_database(harness:
     assert steps == list(range(len(steps)))
 
 
-def test_a_job_that_stands_still_can_be_cancelled(harness: Harness):
+def test_a_stalled_job_can_be_cancelled(harness: Harness):
     harness.start_worker(MAX_BACKLOG_BYTES="1", LEASE_S="60")
     job_id = harness.submit(endless(harness.dataset()))
     rank = psutil.Process(harness.rank_pid(job_id))

@@ -86,7 +86,7 @@ def test_a_running_job_is_folded_turn_by_turn(database: Database, monkeypatch: A
     assert not left(database, job.id)
 
 
-def test_who_has_lost_the_job_folds_no_more(database: Database):
+def test_a_worker_that_lost_the_job_stops_folding(database: Database):
     job, claim = watched(database, 3)
     Folding(database, Claim(job.id, claim.attempt, claim.fence + 1)).finish()
     assert left(database, job.id)

@@ -58,7 +58,7 @@ def test_a_job_that_skips_is_counted_and_ends_when_all_are_skipped(harness: Harn
 
 
 @pytest.mark.shared_worker
-def test_a_job_that_says_nothing_is_reported_and_continues(harness: Harness):
+def test_a_job_that_reports_nothing_is_reported_and_continues(harness: Harness):
     spec = guarded(harness, {})
     del spec["guards"]
     job_id = harness.submit(spec)

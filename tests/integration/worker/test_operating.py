@@ -203,7 +203,7 @@ def test_moves_are_reported_signed_and_again_until_they_are_taken(
 
 
 @pytest.mark.shared_worker
-def test_a_receiver_that_wants_no_more_is_left_alone(harness: Harness, receiver: Receiver):
+def test_a_receiver_that_answers_410_gets_no_more_messages(harness: Harness, receiver: Receiver):
     receiver.answers = [410]
     gone, _ = hook(harness, f"http://127.0.0.1:{receiver.port}/hook", events=["job.queued"])
     harness.submit(train_spec(harness.dataset()))

@@ -79,11 +79,9 @@ def test_a_broker_that_forgets_everything_loses_no_job(
 
 
 @pytest.fixture
-def postgres_harness(
-    mortal_postgres: Postgres, broker: Broker, tmp_path: Path
-) -> Generator[Harness]:
+def postgres_harness(own_postgres: Postgres, broker: Broker, tmp_path: Path) -> Generator[Harness]:
     """A service whose database may be killed."""
-    opened = Harness(mortal_postgres.url, broker.url, tmp_path)
+    opened = Harness(own_postgres.url, broker.url, tmp_path)
     opened.variables |= {"LEASE_S": "5", "CPU_CORES": "1"}
     yield opened
     opened.close()
@@ -91,7 +89,7 @@ def postgres_harness(
 
 @pytest.mark.timeout(240 + 3 * OUTAGE_S)
 def test_training_continues_while_the_database_is_unavailable(
-    mortal_postgres: Postgres, postgres_harness: Harness
+    own_postgres: Postgres, postgres_harness: Harness
 ):
     harness = postgres_harness
     harness.start_workers("w1", "w2")
@@ -100,10 +98,10 @@ def test_training_continues_while_the_database_is_unavailable(
     for job_id in jobs:
         harness.wait_step(job_id, 10)
     gone_at = now()
-    mortal_postgres.kill()
+    own_postgres.kill()
     time.sleep(OUTAGE_S)
     back_at = now()
-    mortal_postgres.start()
+    own_postgres.start()
     began = time.monotonic()
     for job_id in jobs:
         until(lambda job_id=job_id: lag_s(harness, job_id) < 2, 120)

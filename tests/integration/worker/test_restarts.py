@@ -78,7 +78,7 @@ def test_a_worker_killed_at_its_commits_and_moves_leaves_the_log_of_one_run(
     "how",
     ["altered", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut short", "gone"))],
 )
-def test_a_checkpoint_that_is_no_good_gives_way_to_the_one_before(
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(
     harness: Harness, points: Callable[[str], Path], undisturbed: JobHistory, how: str
 ):
     points("spool.append=kill@120")

@@ -149,7 +149,7 @@ def test_a_store_that_is_behind_comes_back_after_each_portion(
     assert store.pause_s() > 0
 
 
-def test_a_rank_that_falls_silent_behind_a_full_portion_is_not_asked_without_a_pause(
+def test_a_silent_rank_after_a_full_portion_is_polled_with_pauses(
     store: AttemptStore, tmp_path: Path
 ):
     spool = SpoolWriter(tmp_path / "attempt" / "spool")

@@ -71,7 +71,7 @@ def test_a_name_means_a_tensor(layer: str, kind: str, name: str) -> None:
         ("loss.samples", "input"),
     ],
 )
-def test_what_there_is_not_is_reported(layer: str, kind: str) -> None:
+def test_an_unknown_tensor_is_reported(layer: str, kind: str) -> None:
     with pytest.raises(LayerNotFound) as refused:
         tensor_name(job(), layer, kind)
     assert kind in str(refused.value) or "several" in str(refused.value)

@@ -114,7 +114,7 @@ def test_what_a_browser_has_is_not_sent_again(ask: Ask, path: str):
 
 
 @pytest.mark.parametrize("path", ["/jobs/x", "/assets/main-ABC.js"])
-def test_head_says_what_get_would(ask: Ask, path: str):
+def test_head_has_the_headers_of_get(ask: Ask, path: str):
     get, head = ask(path), ask(path, "HEAD")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == get.headers["content-length"]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from glasshouse.spec import TrainJob, parse_job
 from glasshouse.spec.error_messages import problems_in
-from tests.unit.engine.making import spec
+from tests.unit.engine.runs import spec
 
 PLACES = [
     ({"type": "preset", "preset": "mlp", "args": {"hidden": [0]}}, "/network/args/hidden/0"),

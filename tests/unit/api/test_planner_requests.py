@@ -34,7 +34,7 @@ def test_the_client_gets_the_format_that_it_likes_best(accept: str | None, wante
 
 
 @pytest.mark.parametrize("accept", ["application/vnd.apache.arrow.stream", "x", "*/*;q=x", ";;,,"])
-def test_a_format_that_there_is_not_is_refused_with_those_there_are(accept: str) -> None:
+def test_an_unknown_format_is_refused_with_the_available_ones(accept: str) -> None:
     with pytest.raises(NotAcceptable) as refused:
         negotiation.choose(asking(accept), OFFERS)
     assert refused.value.context["formats"] == list(OFFERS)

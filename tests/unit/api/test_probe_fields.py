@@ -1,4 +1,4 @@
-from api.routes.probes import ProbePatch
+from api.routes.observations.probes import ProbePatch
 from api.schemas.inspection import AttachedProbe
 from glasshouse.spec import Probe
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from api.rendering.drawing import histograms
-from api.routes.plots import literal, spread
-from api.routes.stats import share_edges
+from api.routes.observations.plots import literal, spread
+from api.routes.observations.stats import share_edges
 from glasshouse import histogram_bins
 from models.observations.stats_bytes import Histograms
 

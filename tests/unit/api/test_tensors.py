@@ -89,13 +89,13 @@ def test_a_tensor_without_axes_or_elements_is_opened(tmp_path: Path) -> None:
     "data",
     [b"", b"\x00", b"\xff" * 8, b"\x02" + bytes(7) + b"{}", b"\x02" + bytes(7) + b"[]"],
 )
-def test_a_damaged_file_is_named_so(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_file_is_reported_as_damaged(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(tensors.TensorDamaged):
         tensors.open_tensor(tmp_path / "x")
 
 
-def test_a_file_cut_short_is_named_so(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_as_truncated(tmp_path: Path) -> None:
     data = safetensors.numpy.save({"tensor": np.arange(100)})
     (tmp_path / "x").write_bytes(data[:-8])
     with pytest.raises(tensors.TensorDamaged):

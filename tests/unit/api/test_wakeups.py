@@ -7,7 +7,7 @@ import time
 from api.streaming.wakeups import Subscription
 
 
-def test_news_between_two_waits_is_not_missed_and_is_news_once():
+def test_a_change_between_two_waits_is_reported_exactly_once():
     async def scene() -> list[bool]:
         watch = Subscription(poll_s=0.01)
         watch.notify()

@@ -25,7 +25,7 @@ def run(
         monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("GLASSHOUSE_URL", serve(routes))
         monkeypatch.setenv("GLASSHOUSE_API_KEY", "gh_test")
-        monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
+        monkeypatch.setattr("glasshouse.client.connection.requests.FIRST_DELAY_S", 0.0)
         code = main(list(arguments))
         return code, *capsys.readouterr()
 

@@ -20,9 +20,10 @@ from starlette.routing import Route
 import glasshouse
 from api.submission.start import merged
 from engine.datasets.formats import formats
-from glasshouse.cli import doctor, main
-from glasshouse.cli.processes import ROOT
-from glasshouse.client.arguments import device_of
+from glasshouse.cli import main
+from glasshouse.cli.service import doctor
+from glasshouse.cli.service.processes import ROOT
+from glasshouse.client.training.arguments import device_of
 from tests.stub_api import Serve, answer, events, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.client.test_stream import Streamed
@@ -63,15 +64,15 @@ def test_an_error_is_reported_to_people_and_with_json_also_to_programs(run: Run)
     assert err == "error: No.\n"
 
 
-def test_wrong_usage_is_2(run: Run):
+def test_wrong_usage_is_exit_code_2(run: Run):
     for arguments in (["--nope"], ["submit"], ["cancel"], ["up", "--port", "70000"], ["fly"]):
         code, out, err = run(*arguments, routes=[])
         assert (code, out) == (2, "")
         assert err
 
 
-def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("glasshouse.client.requests.FIRST_DELAY_S", 0.0)
+def test_an_unreachable_service_is_exit_code_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("glasshouse.client.connection.requests.FIRST_DELAY_S", 0.0)
     monkeypatch.delenv("GLASSHOUSE_URL", raising=False)
     monkeypatch.setenv("GLASSHOUSE_HOME", str(tmp_path))
     assert main(["jobs"]) == 8
@@ -79,14 +80,14 @@ def test_an_unreachable_service_is_8(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert main(["jobs"]) == 8
 
 
-def test_a_file_that_is_not_there_is_1(run: Run):
+def test_a_missing_file_is_exit_code_1(run: Run):
     code, _, err = run("submit", "nowhere.json", routes=[])
     assert code == 1
     assert "nowhere.json" in err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": NaN}'])
-def test_a_file_that_is_no_spec_is_reported(run: Run, tmp_path: Path, text: str):
+def test_a_file_that_is_not_a_spec_is_reported(run: Run, tmp_path: Path, text: str):
     (tmp_path / "job.json").write_text(text)
     code, _, err = run("submit", str(tmp_path / "job.json"), routes=[])
     assert code == 1
@@ -196,7 +197,7 @@ def test_each_command_that_makes_a_job_takes_a_device(
 
 
 @pytest.mark.parametrize("command", ["submit", "fork", "infer"])
-def test_a_device_that_there_is_not_is_wrong_usage(run: Run, tmp_path: Path, command: str):
+def test_a_device_that_does_not_exist_is_wrong_usage(run: Run, tmp_path: Path, command: str):
     words = [command, write_spec(tmp_path) if command == "submit" else "job_1", "--device", "gpu"]
     words += ["--data", "ds_1"] if command == "infer" else []
     code, out, err = run(*words, routes=[])
@@ -293,7 +294,7 @@ def test_the_version_is_reported_without_a_service(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["--json", "jobs"], []])
-def test_what_is_no_command_is_wrong_usage(
+def test_an_unknown_command_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ):
     assert main(arguments) == 2
@@ -406,7 +407,7 @@ def test_inference_saves_the_outputs(run: Run, tmp_path: Path):
     }
 
 
-def test_inference_that_takes_too_long_is_6(run: Run):
+def test_inference_that_takes_too_long_is_exit_code_6(run: Run):
     routes = Submitting("running").routes
     code, _, err = run("infer", "job_1", "--data", "ds_1", "--timeout", "0.05", routes=routes)
     assert code == 6
@@ -444,7 +445,7 @@ def test_checkpoints_are_listed_uploaded_downloaded_and_deleted(run: Run, tmp_pa
     assert deleted == {"id": "ckpt_1", "deleted": True}
 
 
-def test_formats_are_listed_with_the_ends_of_their_file_names(run: Run):
+def test_formats_are_listed_with_their_file_name_suffixes(run: Run):
     lines = run("datasets", "formats", routes=[])[1].splitlines()
     assert any(line.startswith("idx.zip        .idx.zip .zip") for line in lines)
     listed = json.loads(run("datasets", "formats", "--json", routes=[])[1])
@@ -502,27 +503,27 @@ def test_a_link_for_the_browser_can_be_printed(run: Run):
 
 
 @pytest.mark.parametrize("command", ["open", "status"])
-def test_a_home_in_which_nothing_has_run_is_reported_and_no_other_is_taken(
-    run: Run, tmp_path: Path, command: str
-):
+def test_a_home_without_a_started_service_is_reported(run: Run, tmp_path: Path, command: str):
     code, out, said = run(command, "--home", str(tmp_path / "empty"), routes=[])
     assert (code, out) == (1, "")
-    assert f"nothing has run in {tmp_path / 'empty'} yet" in said
+    assert f"no service has been started in {tmp_path / 'empty'} yet" in said
 
 
-def test_the_doctor_says_whether_the_page_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_whether_the_dashboard_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    found = doctor.page(tmp_path)
+    found = doctor.dashboard(tmp_path)
     assert (found.state, found.detail) == ("warn", "is not built")
     assert "make page" in str(found.fix)
     index = tmp_path / "dashboard" / "dist" / "index.html"
     index.parent.mkdir(parents=True)
     index.touch()
-    found = doctor.page(tmp_path)
+    found = doctor.dashboard(tmp_path)
     assert (found.state, found.detail) == ("ok", str(index.parent))
 
 
-def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Path):
+def test_doctor_reports_each_problem_with_a_fix(run: Run, tmp_path: Path):
     home = tmp_path / "open"
     home.mkdir(mode=0o755)
     code, out, _ = run("doctor", "--home", str(home), "--json", routes=[])
@@ -535,7 +536,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Pa
         "torch",
         "kernel",
         "cuda kernel",
-        "page",
+        "dashboard",
         "broker",
         "sqlite",
         "disk",
@@ -550,7 +551,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_fix_it(run: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["up", "down", "doctor", "submit", "watch", "jobs", "open"])
-def test_every_command_explains_itself(run: Run, command: str):
+def test_every_command_has_a_help_text(run: Run, command: str):
     code, out, _ = run(command, "--help", routes=[])
     assert code == 0
     assert "--json" in out

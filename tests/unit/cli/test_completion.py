@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.cli import completion, main
+from glasshouse.cli import main
+from glasshouse.cli.arguments import completion
 from tests.stub_api import Serve, job, listing
 
 Complete = Callable[..., list[str]]
@@ -40,7 +41,7 @@ def listed(*entries: dict[str, object]) -> Callable[[Request], Response]:
     return lambda _: listing(*entries)
 
 
-def test_ids_and_names_are_offered_as_they_begin(
+def test_ids_and_names_are_completed_by_prefix(
     complete: Complete, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     routes = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from glasshouse.cli.job_view import JobView, sparkline
+from glasshouse.cli.jobs.job_view import JobView, sparkline
 from glasshouse.events import STATS_COLUMNS
 from tests.stub_api import job
 
@@ -102,7 +102,7 @@ def test_a_sparkline_goes_from_high_to_low_and_marks_what_is_nan_or_inf():
     assert sparkline([1.0] * 100, 10) == "▁" * 10
 
 
-def test_what_was_asked_of_a_job_is_reported():
+def test_commands_to_a_job_are_reported():
     view = JobView(job(state="pausing"))
     assert "pausing" in shown(view)
     told = {"type": "command", "command": "cmd_1", "state": "applied", "step": 40, "problem": None}
@@ -117,12 +117,12 @@ def test_what_was_asked_of_a_job_is_reported():
     view.see(told | {"set": {"stop.steps": 4}, "state": "rejected", "problem": problem})
     assert list(view.notes) == [
         "from step 40: optimizer.lr 1 → 0.5",
-        "evaluate asked for before step 40",
-        "refused at step 40: stop.steps: it has made 40 steps already",
+        "evaluate requested before step 40",
+        "rejected at step 40: stop.steps: it has made 40 steps already",
     ]
 
 
-def test_what_was_found_out_is_reported():
+def test_findings_are_reported():
     view = JobView(job())
     view.see({"type": "finding", "message": "Step 7: the loss not finite."})
     assert "the loss not finite" in shown(view)
@@ -173,7 +173,7 @@ def test_a_terminal_shows_as_many_layers_as_it_has_lines_and_the_bad_ones_first(
     assert "more layers" not in in_terminal(seen_layers(10), 80, 24)
 
 
-def test_a_layer_has_a_small_line_of_its_spread_where_there_is_room():
+def test_a_layer_has_a_sparkline_of_its_standard_deviation_if_it_fits():
     row = next(line for line in in_terminal(seen_layers(3), 80, 24).splitlines() if "fc0" in line)
     assert row.split() == ["fc0", "0.5", "3", "▁▅█"]
     assert "std so far" not in in_terminal(seen_layers(3), 36, 24)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli.overrides import apply
+from glasshouse.cli.arguments.overrides import apply
 
 
 def spec() -> dict[str, Any]:
@@ -46,12 +46,12 @@ def test_a_value_lands_at_its_path(text: str, path: list[Any], value: Any):
     [
         ("seed", "is not of the form"),
         ("=1", "is not of the form"),
-        ("seed.deep=1", "has no parts"),
-        ("seed.deep.deeper=1", "has no parts"),
-        ("network.layers.7.name=x", "no '7' among 2"),
-        ("network.layers.-1.name=x", "no '-1' among 2"),
+        ("seed.deep=1", "has no fields"),
+        ("seed.deep.deeper=1", "has no fields"),
+        ("network.layers.7.name=x", "none of the 2 entries is '7'"),
+        ("network.layers.-1.name=x", "none of the 2 entries is '-1'"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_reported(text: str, told: str):
+def test_an_unknown_path_is_reported(text: str, told: str):
     with pytest.raises(ValueError, match=told):
         apply(spec(), text)

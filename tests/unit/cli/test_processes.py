@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.cli.broker import Binary, StackError, check_socket_path, configuration, inspect
-from glasshouse.cli.processes import Child
-from glasshouse.cli.stack import (
+from glasshouse.cli.service.broker import (
+    Binary,
+    StackError,
+    check_socket_path,
+    configuration,
+    inspect,
+)
+from glasshouse.cli.service.processes import Child
+from glasshouse.cli.service.stack import (
     end_leftovers,
     free_port,
     is_locked,
@@ -41,7 +47,9 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_leftovers_are_ended_and_strangers_spared(home: Path, sleeper: subprocess.Popen[bytes]):
+def test_leftover_processes_are_ended_and_others_are_not(
+    home: Path, sleeper: subprocess.Popen[bytes]
+):
     import json
 
     left = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -62,7 +70,7 @@ def test_leftovers_are_ended_and_strangers_spared(home: Path, sleeper: subproces
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_damaged_note_is_no_hindrance(home: Path, text: str):
+def test_a_damaged_note_is_ignored(home: Path, text: str):
     (home / "run" / "stack.json").write_text(text)
     (home / "run" / "valkey.pid").write_text("not a number")
     end_leftovers(home)
@@ -75,9 +83,9 @@ def test_a_child_that_ignores_the_request_is_killed_with_its_group(tmp_path: Pat
     child = Child("stubborn", ["/bin/sh", "-c", code], log=log, environ=os.environ, grace_s=0.2)
     child.start()
     deadline = time.monotonic() + 60
-    while not child.last_words() and time.monotonic() < deadline:
+    while not child.log_tail() and time.monotonic() < deadline:
         time.sleep(0.01)
-    grandchild = int(child.last_words())
+    grandchild = int(child.log_tail())
     child.stop()
     assert child.ended() == -signal.SIGKILL
     deadline = time.monotonic() + 60
@@ -97,7 +105,8 @@ def test_one_home_has_one_stack(home: Path):
 
 def test_the_lock_is_free_when_its_holder_is_killed(home: Path):
     code = (
-        "import sys, time; from pathlib import Path; from glasshouse.cli.stack import locked\n"
+        "import sys, time; from pathlib import Path\n"
+        "from glasshouse.cli.service.stack import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(
@@ -166,6 +175,6 @@ def test_an_old_broker_is_not_used(tmp_path: Path, told: str, product: str, new_
     assert (found.product, found.is_new_enough) == (product, new_enough)
 
 
-def test_what_is_no_broker_is_passed_over(tmp_path: Path):
+def test_a_binary_that_is_not_a_broker_is_skipped(tmp_path: Path):
     assert inspect(Path("/bin/sh")) is None
     assert inspect(tmp_path / "nothing") is None

@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.cli import durations, main
-from glasshouse.cli.broker import StackError
-from glasshouse.cli.stack import make_home
-from glasshouse.client.address import find_service
+from glasshouse.cli import main
+from glasshouse.cli.service.broker import StackError
+from glasshouse.cli.service.stack import make_home
+from glasshouse.cli.terminal import durations
+from glasshouse.client.connection.address import find_service
 from tests.stub_api import answer, job, listing, problem
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.test_commands import fixed
@@ -118,7 +119,7 @@ def test_several_that_may_be_meant_are_listed_and_nothing_is_done(
     assert service.deleted == []
 
 
-def test_what_nobody_has_is_5(run: Run):
+def test_an_unknown_id_is_exit_code_5(run: Run):
     code, _, err = run("show", "mlp-9", routes=Service().routes)
     assert code == 5
     assert "no job has the name or id prefix 'mlp-9'; did you mean mlp-2 or mlp-1?" in err
@@ -135,20 +136,22 @@ def test_jobs_are_deleted_each_once(run: Run):
 
 
 @pytest.mark.parametrize(("given", "meant"), [("last", "ds_2"), ("a", "ds_1"), ("ds_1", "ds_1")])
-def test_a_dataset_is_meant_the_same_way(run: Run, given: str, meant: str):
+def test_a_dataset_reference_is_resolved_the_same_way(run: Run, given: str, meant: str):
     _, out, _ = run("datasets", "show", given, "--rows", "0", "--json", routes=Service().routes)
     assert json.loads(out)["id"] == meant
 
 
 @pytest.mark.parametrize(("given", "meant"), [("last", "ckpt_2"), ("LeNet", "ckpt_1")])
-def test_a_checkpoint_is_meant_the_same_way_on_every_page(run: Run, given: str, meant: str):
+def test_a_checkpoint_reference_is_resolved_the_same_way_on_every_page(
+    run: Run, given: str, meant: str
+):
     service = Service()
     run("checkpoints", "delete", given, routes=service.routes)
     assert service.deleted == [meant]
 
 
 @pytest.mark.parametrize("group", ["datasets", "checkpoints"])
-def test_a_group_alone_lists(run: Run, group: str):
+def test_a_group_without_a_command_lists(run: Run, group: str):
     alone = run(group, routes=Service().routes)
     assert alone == run(group, "list", routes=Service().routes)
     assert alone[0] == 0
@@ -169,7 +172,7 @@ def spec_of(**args: Any) -> dict[str, Any]:
     return {"kind": "train", "name": "x", "network": {"layers": layers}, "stop": {"epochs": 2}}
 
 
-def test_jobs_are_set_side_by_side(run: Run):
+def test_jobs_are_compared_side_by_side(run: Run):
     routes = [
         *(fixed(f"/jobs/{A}/spec", answer(spec_of(out_features=3))),),
         *(fixed(f"/jobs/{B}/spec", answer(spec_of(out_features=4, bias=False))),),
@@ -287,7 +290,7 @@ def test_commands_of_a_home_say_so_too(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.parametrize("inner", ["", "run", "runtime.json"])
-def test_up_takes_no_home_that_the_doctor_would_refuse(tmp_path: Path, inner: str):
+def test_up_refuses_a_home_that_the_doctor_reports(tmp_path: Path, inner: str):
     home = tmp_path / "home"
     make_home(home)
     (home / "runtime.json").touch(0o600)

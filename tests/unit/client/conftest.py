@@ -46,5 +46,5 @@ def quick(monkeypatch: pytest.MonkeyPatch):
     async def sleep(_: float) -> None:
         return
 
-    monkeypatch.setattr("glasshouse.client.stream.sleep", lambda _: None)
+    monkeypatch.setattr("glasshouse.client.blocking.stream.sleep", lambda _: None)
     monkeypatch.setattr("glasshouse.client.aio.stream.sleep", sleep)

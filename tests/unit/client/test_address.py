@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import glasshouse as gh
-from glasshouse.client.address import find_service, home_dir
+from glasshouse.client.connection.address import find_service, home_dir
 
 URL, KEY = "http://127.0.0.1:8420", "gh_local"
 
@@ -53,7 +53,7 @@ def test_a_damaged_runtime_file_counts_as_none(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8420", "ftp://x", "http://"])
-def test_what_is_no_address_is_refused(url: str):
+def test_an_invalid_address_is_refused(url: str):
     with pytest.raises(gh.APIConnectionError, match=r"http://127\.0\.0\.1:8420"):
         find_service(url, environ={})
 

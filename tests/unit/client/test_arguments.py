@@ -26,10 +26,10 @@ from engine.losses.losses import build_loss, loss_classes
 from engine.optim.lr_schedulers import build_scheduler, scheduler_classes
 from engine.optim.optimizers import build_optimizer, optimizer_classes
 from glasshouse import jsonio
-from glasshouse.client.arguments import accept, device_of
 from glasshouse.client.modules.torch_objects import describe
 from glasshouse.client.modules.weight_names import with_rates
-from glasshouse.client.training import train_spec
+from glasshouse.client.training.arguments import accept, device_of
+from glasshouse.client.training.specs import train_spec
 from glasshouse.spec import Loss, Optimizer, parse_job
 from glasshouse.suggestions import nearest
 from tests.stub_api import answer, job
@@ -447,7 +447,7 @@ def test_a_preset_of_other_sizes_is_refused_in_words_of_its_own():
 
 
 @pytest.mark.parametrize("name", ["/data/x.csv", "ds_1?force=true", "ds_1#a", "", "a b"])
-def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
+def test_an_invalid_id_never_becomes_a_path(connect: Connect, name: str):
     client = connect()
     with pytest.raises(ValueError, match="is not a valid dataset id"):
         client.datasets.get(name)
@@ -468,5 +468,5 @@ def test_what_is_no_id_never_becomes_a_path(connect: Connect, name: str):
         ("x", [], []),
     ],
 )
-def test_the_name_that_was_meant_is_found(name: str, known: list[str], wanted: list[str]):
+def test_the_intended_name_is_suggested(name: str, known: list[str], wanted: list[str]):
     assert nearest(name, known) == wanted

@@ -118,7 +118,7 @@ def test_a_stream_that_is_left_closes_its_connection(serve: Serve, leave: str):
     asyncio.run(watch())
 
 
-def test_a_hundred_and_fifty_streams_leave_room_for_a_question(serve: Serve):
+def test_a_hundred_and_fifty_streams_leave_room_for_other_requests(serve: Serve):
     async def watch() -> None:
         closed = threading.Event()
         async with gh.AsyncClient(serve([*training(), streaming(closed)]), "k") as client:

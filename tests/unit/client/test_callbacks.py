@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.callbacks import NAMES
-from glasshouse.client.early_stop import StopLimit
+from glasshouse.client.monitoring.callbacks import NAMES
+from glasshouse.client.training.early_stop import StopLimit
 from tests.stub_api import Serve, answer, job, job_of, problem
 from tests.unit.client.test_stream import Streamed
 
@@ -56,11 +56,11 @@ for _name in NAMES:
     setattr(Notes, _name, _method(_name))
 
 
-class House:
-    """A service that streams events and takes notes of what is asked of the job."""
+class StubService:
+    """A service with one job: it streams events and records the commands that it receives."""
 
     def __init__(self, records: list[dict[str, Any]], state: str = "succeeded") -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
         self.streamed = Streamed(records, [])
         self.state = state
         self.refusal: Response | None = None
@@ -68,13 +68,13 @@ class House:
     @property
     def routes(self) -> list[Route]:
         async def command(request: Request) -> Response:
-            self.asked.append((request.url.path, jsonio.loads(await request.body() or b"{}")))
+            self.received.append((request.url.path, jsonio.loads(await request.body() or b"{}")))
             if self.refusal is not None:
                 return self.refusal
             return answer({"id": "cmd_1", "job": "job_1", "state": "applied", "step": 3}, 201)
 
         async def act(request: Request) -> Response:
-            self.asked.append((request.url.path, None))
+            self.received.append((request.url.path, None))
             return answer(job())
 
         ended = answer(job(state=self.state, error={"message": "no"}))
@@ -87,9 +87,9 @@ class House:
 
 
 def test_the_calls_of_two_epochs_come_in_keras_order_with_their_logs(connect: Connect):
-    house = House(log_of_two_epochs())
+    service = StubService(log_of_two_epochs())
     notes = Notes()
-    assert job_of(connect(*house.routes)).watch(notes).state == "succeeded"
+    assert job_of(connect(*service.routes)).watch(notes).state == "succeeded"
     names = [name for name, _ in notes.calls if name != "on_event"]
     epoch = ["on_train_batch_end", "on_train_batch_end", "on_eval_end", "on_test_end"]
     assert names == [
@@ -111,7 +111,7 @@ def test_steps_that_come_again_after_a_restart_are_called_again(connect: Connect
     records = [*records[:6], *again]  # the first attempt was lost in its second epoch
     records = [{**record, "seq": seq} for seq, record in enumerate(records, 1)]
     notes = Notes()
-    job_of(connect(*House(records).routes)).watch(notes)
+    job_of(connect(*StubService(records).routes)).watch(notes)
     begun = [given[0] for name, given in notes.calls if name == "on_epoch_begin"]
     over = [given[0] for name, given in notes.calls if name == "on_epoch_end"]
     assert begun == [0, 1, 0, 1]
@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number_arrives_as_one(connect: Connect):
     records = log_of_two_epochs()
     records[1]["values"]["loss"] = "NaN"
     notes = Notes()
-    job_of(connect(*House(records).routes)).watch(notes)
+    job_of(connect(*StubService(records).routes)).watch(notes)
     first = next(given for name, given in notes.calls if name == "on_train_batch_end")
     assert math.isnan(first[1]["loss"])
 
@@ -137,33 +137,35 @@ def test_a_loss_that_is_no_number_arrives_as_one(connect: Connect):
         ({"set": {"optimizer.lr": 0.5}}, "commands", {"set": {"optimizer.lr": 0.5}}),
     ],
 )
-def test_what_a_callback_answers_is_done(connect: Connect, wish: Any, path: str, body: Any):
-    house = House(log_of_two_epochs())
-    job_of(connect(*house.routes)).watch(Notes(on_train_begin=wish))
-    assert house.asked == [(f"/api/v1/jobs/job_1/{path}", body)]
+def test_the_action_that_a_callback_returns_is_carried_out(
+    connect: Connect, wish: Any, path: str, body: Any
+):
+    service = StubService(log_of_two_epochs())
+    job_of(connect(*service.routes)).watch(Notes(on_train_begin=wish))
+    assert service.received == [(f"/api/v1/jobs/job_1/{path}", body)]
 
 
 def test_a_wish_that_comes_too_late_is_no_error(connect: Connect):
-    house = House(log_of_two_epochs())
-    house.refusal = problem(409, "job_ended")
-    job_of(connect(*house.routes)).watch(Notes(on_train_end="checkpoint"))
-    assert len(house.asked) == 1
-    house.refusal = problem(409, "other")
+    service = StubService(log_of_two_epochs())
+    service.refusal = problem(409, "job_ended")
+    job_of(connect(*service.routes)).watch(Notes(on_train_end="checkpoint"))
+    assert len(service.received) == 1
+    service.refusal = problem(409, "other")
     with pytest.raises(gh.ConflictError):
-        job_of(connect(*house.routes)).watch(Notes(on_train_end="checkpoint"))
+        job_of(connect(*service.routes)).watch(Notes(on_train_end="checkpoint"))
 
 
 @pytest.mark.parametrize("wrong", ["end", True, {"set": 3}, {"get": {}}, 0.1, ["stop"]])
 def test_an_answer_that_nobody_can_grant_is_an_error(connect: Connect, wrong: Any):
     with pytest.raises(TypeError, match="a callback returned"):
-        job_of(connect(*House(log_of_two_epochs()).routes)).watch(Notes(on_train_begin=wrong))
+        job_of(connect(*StubService(log_of_two_epochs()).routes)).watch(Notes(on_train_begin=wrong))
 
 
 def test_a_method_that_would_never_be_called_is_an_error(connect: Connect):
     class Wrong:
         def on_batch_ended(self) -> None: ...
 
-    found = job_of(connect(*House(log_of_two_epochs()).routes))
+    found = job_of(connect(*StubService(log_of_two_epochs()).routes))
     with pytest.raises(
         TypeError, match="unknown method on_batch_ended; callback methods are: on_train_begin"
     ):
@@ -175,9 +177,9 @@ def test_a_method_that_would_never_be_called_is_an_error(connect: Connect):
 
 
 def test_the_base_class_has_every_method_and_wants_nothing(connect: Connect):
-    house = House(log_of_two_epochs())
-    assert job_of(connect(*house.routes)).watch(gh.Callback(), gh.Callback()).has_ended
-    assert house.asked == []
+    service = StubService(log_of_two_epochs())
+    assert job_of(connect(*service.routes)).watch(gh.Callback(), gh.Callback()).has_ended
+    assert service.received == []
 
 
 def test_a_job_that_failed_raises_after_the_last_call(connect: Connect):
@@ -185,7 +187,7 @@ def test_a_job_that_failed_raises_after_the_last_call(connect: Connect):
     records[-1]["state"] = "failed"
     notes = Notes()
     with pytest.raises(gh.JobFailed):
-        job_of(connect(*House(records, "failed").routes)).watch(notes)
+        job_of(connect(*StubService(records, "failed").routes)).watch(notes)
     assert notes.calls[-1][0] == "on_train_end"
 
 
@@ -201,19 +203,19 @@ class Awaited:
         return "checkpoint" if step == 2 else None
 
 
-def test_a_coroutine_is_awaited_where_somebody_can(serve: Serve):
-    house = House(log_of_two_epochs())
+def test_a_coroutine_is_awaited_by_the_async_client_only(serve: Serve):
+    service = StubService(log_of_two_epochs())
 
     async def watch() -> list[int]:
-        async with gh.AsyncClient(serve(house.routes), "k") as client:
+        async with gh.AsyncClient(serve(service.routes), "k") as client:
             callback = Awaited()
             await (await client.jobs.get("job_1")).watch(callback)
             return callback.steps
 
     assert asyncio.run(watch()) == [0, 1, 2, 3]
-    assert [body for _, body in house.asked] == [{"do": "checkpoint"}]
+    assert [body for _, body in service.received] == [{"do": "checkpoint"}]
     with (
-        gh.Client(serve(house.routes), "k") as client,
+        gh.Client(serve(service.routes), "k") as client,
         pytest.raises(TypeError, match="AsyncClient"),
     ):
         client.jobs.get("job_1").watch(Awaited())

@@ -102,7 +102,7 @@ def test_commands_are_listed_and_read(connect: Connect):
     assert job_of(client).get_command("cmd_1").state == "pending"
 
 
-def test_what_cannot_be_is_an_error_of_its_class(connect: Connect):
+def test_a_wrong_state_raises_the_error_class_of_its_status(connect: Connect):
     client = connect(route("/jobs/job_1/resume", problem(409, "job_not_paused")))
     with pytest.raises(gh.ConflictError) as refused:
         client.jobs.resume("job_1")

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.client.statistics import Captured
+from glasshouse.client.data.statistics import Captured
 from tests.stub_api import answer, events, job, job_of, listing, problem
 from tests.unit.client.test_stream import frame
 
@@ -131,7 +131,7 @@ def test_several_metrics_are_one_frame_with_a_row_for_each_step(connect: Connect
     np.testing.assert_array_equal(found["validation/loss"], [np.nan, 1.5, np.nan])
 
 
-def test_a_library_that_is_not_there_is_an_error(connect: Connect, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_an_error(connect: Connect, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ImportError, match="pandas or polars"):
         metrics(connect).metrics("loss").df()

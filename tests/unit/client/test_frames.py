@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from glasshouse.client.arrays import derive_fields, read_splits
-from glasshouse.client.frames import as_columns, columns_for, is_frame, read_frame
+from glasshouse.client.data.arrays import derive_fields, read_splits
+from glasshouse.client.data.frames import as_columns, columns_for, is_frame, read_frame
 from glasshouse.jsonio import dumps
 from glasshouse.spec import Data
 
@@ -93,7 +93,7 @@ def test_missing_values_are_counted_and_explained(library: str, values: list[Any
         read_frame(frame, "y")
 
 
-def test_a_column_that_no_field_may_be_called_after_has_a_field_of_another_name():
+def test_a_column_with_an_invalid_field_name_gets_a_field_of_another_name():
     frame = {"a b": [0.5, 1.5], "is it?": [0, 1]}
     pandas = importlib.import_module("pandas")
     table = read_frame(pandas.DataFrame(frame), "is it?")
@@ -214,4 +214,4 @@ def test_rows_that_cannot_be_columns_are_refused_with_the_reason(data: Any, reas
 def test_no_library_is_imported_for_plain_arrays():
     assert not is_frame({"a": [1]})
     assert not is_frame(np.ones(3))
-    assert importlib.util.find_spec("glasshouse.client.frames") is not None
+    assert importlib.util.find_spec("glasshouse.client.data.frames") is not None

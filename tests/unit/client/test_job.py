@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.probe_specs import as_probe
+from glasshouse.client.training.probe_specs import as_probe
 from tests.stub_api import answer, events, job, job_of, listing, problem
 
 Connect = Callable[..., gh.Client]
@@ -259,7 +259,7 @@ def test_of_several_vocabularies_one_must_be_named(connect: Connect):
     assert checkpoint.vocabulary("target")[2:] == ["good"]
 
 
-def test_figures_that_nobody_took_say_why(connect: Connect):
+def test_statistics_that_were_not_recorded_say_why(connect: Connect):
     """Of the three reasons there may be; and a layer that there is not is named as such."""
 
     def told(*probes: dict[str, Any], form: str = "stats", layer: str = "fc") -> str:
@@ -348,7 +348,7 @@ def test_a_probe_is_attached_followed_changed_and_removed(connect: Connect):
     assert [request.method for request in seen] == ["GET", "GET", "PATCH", "DELETE"]
 
 
-def test_a_probe_looks_at_every_step_by_default(connect: Connect):
+def test_a_probe_samples_every_step_by_default(connect: Connect):
     assert as_probe("fc", ("output", "param"), "full", {"every": None})["every"] == 1
     assert as_probe(["fc"], "output", "stats", {"every": 4})["every"] == 4
 

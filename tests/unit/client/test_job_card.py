@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import glasshouse as gh
-from glasshouse.client.job_card import Card, sparkline
+from glasshouse.client.monitoring.job_card import Card, sparkline
 from tests.stub_api import Serve, answer, job, job_of, problem
 
 Connect = Callable[..., gh.Client]
@@ -172,7 +172,7 @@ def test_ipython_in_a_terminal_gets_the_bar(
 
 
 @pytest.mark.parametrize("show", ["show", "_ipython_display_"])
-def test_a_card_lives_beside_what_is_done_next(
+def test_a_card_is_updated_while_other_code_runs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, show: str
 ):
     shown = in_notebook(monkeypatch)
@@ -209,7 +209,7 @@ def test_an_awaited_job_lives_in_its_own_loop(serve: Serve, monkeypatch: pytest.
 def test_a_card_of_a_service_that_was_unavailable_continues(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("glasshouse.client.job.RETRY_S", 0.0)
+    monkeypatch.setattr("glasshouse.client.blocking.job.RETRY_S", 0.0)
     shown = in_notebook(monkeypatch)
     answers = iter([problem(503), answer(job(state="running")), problem(500), problem(404)])
     routes = service("running", [])

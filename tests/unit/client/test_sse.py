@@ -2,7 +2,7 @@
 
 import pytest
 
-from glasshouse.client.sse import Decoder, Message
+from glasshouse.client.connection.sse import Decoder, Message
 
 STREAM = (
     "\ufeff: ping\r\n"

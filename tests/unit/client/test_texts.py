@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glasshouse.client.arrays import derive_fields, read_splits
-from glasshouse.client.sources import declared
+from glasshouse.client.data.arrays import derive_fields, read_splits
+from glasshouse.client.training.sources import declared
 
 WORDS = {"type": "integer_sequence", "tokens": "words"}
 CLASSES = {"type": "integer"}

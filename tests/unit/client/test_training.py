@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
-from glasshouse.client.training import window_fields
+from glasshouse.client.training.specs import window_fields
 from glasshouse.spec import Graph, Preset, TrainJob, parse_job
 from tests.stub_api import answer, job, listing, problem
 

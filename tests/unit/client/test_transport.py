@@ -232,7 +232,7 @@ def test_a_query_in_the_path_is_sent_beside_the_parameters(
     assert script.requests[0].query_params.multi_items() == wanted
 
 
-def test_nobody_at_the_address_says_what_to_do():
+def test_an_unused_address_says_what_to_do():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         client = gh.Client(f"http://127.0.0.1:{unused.getsockname()[1]}", "k", max_retries=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from tests.unit.engine.making import write_table
+from tests.unit.engine.runs import write_table
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.core.spool import read_frames
 from engine.process import rank
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     CNN,
     captured,
     errors,

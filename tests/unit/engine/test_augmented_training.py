@@ -25,8 +25,8 @@ from engine.inference import infer
 from engine.process import rank
 from engine.training.training_rows import Gathering
 from glasshouse.spec import DenseField, InferJob, Normalize, Sequences, Shuffle, Source, parse_job
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
-from tests.unit.engine.making import write_table as write
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import write_table as write
 
 CPU = torch.device("cpu")
 FLIP = {"type": "RandomHorizontalFlip"}
@@ -246,9 +246,7 @@ def test_two_workers_beside_a_pool_are_as_none(table, tmp_path):
     ids=["memory", "workers", "pool", "in order"],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_what_is_gone_on_with_in_the_middle_of_an_epoch_has_the_same_bits(
-    data, accumulate, table, tmp_path
-):
+def test_resuming_in_the_middle_of_an_epoch_gives_the_same_bits(data, accumulate, table, tmp_path):
     whole = job(ALL, data, accumulate=accumulate, checkpoint={"every_steps": 1, "keep_last": 99})
     straight = run(tmp_path / "a", whole, table)
     step = 4 if accumulate == 1 else 2
@@ -365,7 +363,7 @@ def test_inference_changes_nothing_and_refuses_a_field_that_asks_for_it(table):
         ({"type": "GaussianNoise", "args": {"sigma": -1}}, ("args", "sigma")),
     ],
 )
-def test_a_change_that_is_none_is_refused_at_its_place(item, place):
+def test_an_unknown_augmentation_is_refused_at_its_place(item, place):
     with pytest.raises(ValidationError) as caught:
         parse_job(json.dumps(job([FLIP, item])))
     for entry in caught.value.errors():

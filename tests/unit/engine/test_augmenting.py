@@ -101,7 +101,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company():
     assert not torch.equal(chance().uniform(1), chance().uniform(2)[:, 1:])
 
 
-def test_normal_numbers_are_normal():
+def test_normal_numbers_have_the_moments_of_a_normal_distribution():
     numbers = RowRandom(KEY, torch.arange(2000)).normal(100, torch.device("cpu"))
     assert numbers.dtype == torch.float32
     assert bool(numbers.isfinite().all())

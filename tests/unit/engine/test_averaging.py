@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.unit.engine.making import cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import cnn, errors, losses, of_type, planned, run, spec
 
 NAMES = {"0": "conv1", "5": "fc"}
 JUDGED = {
@@ -192,5 +192,5 @@ def test_what_continues_takes_the_averages_along_or_leaves_them(digits, tmp_path
         ({"type": "mean"}, "ema"),
     ],
 )
-def test_what_is_no_average_is_refused(average, words):
+def test_an_invalid_average_is_refused(average, words):
     assert words in " ".join(errors(spec(average=average)).values())

@@ -23,8 +23,8 @@ from glasshouse.spec import (
     Source,
     SparseBinaryField,
 )
-from tests.unit.engine.making import errors, of_type, planned, run, spec, write_table
 from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import errors, of_type, planned, run, spec, write_table
 
 CPU = torch.device("cpu")
 CLASSES = ("Adelie", "Chinstrap", "Gentoo")

@@ -26,8 +26,8 @@ from glasshouse.spec import (
     Source,
     SparseBinaryField,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run
 
 CPU = torch.device("cpu")
 NUM = 157

@@ -15,8 +15,8 @@ from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong, by_chance, padding_of, token_sizes
 from engine.process import rank
 from glasshouse.spec import BucketByLength
-from tests.unit.engine.making import errors, losses, of_type, planned, run, write_job
 from tests.unit.engine.ragged import job, meta_of, texts, write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, write_job
 
 RANDOM = random.Random(5)  # noqa: S311 (rows of a test)
 MANY = [
@@ -311,7 +311,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_by_its_place(many, case):
+def test_an_invalid_option_is_refused_with_its_place(many, case):
     options, pointer, word = REFUSED[case]
     assert word in errors(bucketed(**options), meta_of(many))[pointer]
 

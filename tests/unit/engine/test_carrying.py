@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.core.spool import read_frames
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import meta_of
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -19,7 +20,6 @@ from tests.unit.engine.making import (
     spec,
     write_table,
 )
-from tests.unit.engine.ragged import meta_of
 from tests.unit.engine.test_resuming import _resume
 
 ROWS, STEPS, WIDTH, BATCH = 30, 4, 3, 6

@@ -251,7 +251,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, other, words):
         checkpoint.read(tmp_path / "c").restore(parts)
 
 
-def test_weights_of_another_type_are_not_gone_on_from(tmp_path):
+def test_training_does_not_resume_from_weights_of_another_type(tmp_path):
     _save(tmp_path / "c", nn.Linear(3, 2))
     other = nn.Linear(3, 2, dtype=torch.float64)
     with pytest.raises(CheckpointMismatch, match="float32 in the checkpoint and float64"):
@@ -335,7 +335,7 @@ def test_a_damaged_checkpoint_is_a_storage_failure_of_its_own(saved, name, damag
     assert caught.value.retryable
 
 
-def test_a_checkpoint_that_is_not_there_is_damaged(tmp_path):
+def test_a_missing_checkpoint_is_damaged(tmp_path):
     with pytest.raises(CheckpointDamaged):
         checkpoint.read(tmp_path / "step-7")
     with pytest.raises(CheckpointDamaged):

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from engine.optim.gradient_clipping import Clip
 from glasshouse.spec import GradClip
-from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, cnn, errors, losses, of_type, planned, run, spec
 
 LIMITS = {"value": 0.002, "norm": 0.05, "global_norm": 0.2}
 NAMES = {"0": "conv1", "5": "fc"}
@@ -191,5 +191,5 @@ def test_one_gradient_at_two_points_is_refused():
         ({"type": "global_norm", "max": 1.0, "min": 0.0}, "/grad_clip/min"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(clip, pointer):
+def test_an_invalid_limit_is_refused(clip, pointer):
     assert list(errors(spec(grad_clip=clip))) == [pointer]

@@ -22,8 +22,8 @@ from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
 from engine.training.settable import settable
 from glasshouse.spec import Scheduler, TrainJob
-from tests.unit.engine.making import losses, of_type, planned, spec, write_job
 from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import losses, of_type, planned, spec, write_job
 from tests.unit.engine.test_commands import Asking, train, weights
 from tests.unit.engine.test_schedulers import ARGS, PLATEAU, WITHIN, rates
 from tests.unit.engine.test_sparse_beside_dense import ROWS, SPARSE

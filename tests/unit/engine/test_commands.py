@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
-from tests.unit.engine.making import by_hand, losses, of_type, planned, spec, write_job
+from tests.unit.engine.runs import by_hand, losses, of_type, planned, spec, write_job
 
 LR = {"id": "cmd_1", "by": "ada", "set": {"optimizer.lr": 0.01}}
 
@@ -153,7 +153,7 @@ def test_a_clip_threshold_holds_from_its_step_on(digits, tmp_path):
     assert (told["old"], told["new"]) == ({"grad_clip.max": 1e9}, {"grad_clip.max": 1e-3})
 
 
-def test_things_are_done_after_the_step_that_is_under_way(digits, tmp_path):
+def test_commands_run_after_the_current_step(digits, tmp_path):
     data = {"validation": {"dataset": "ds_1", "split": "test"}}
     orders = [{"id": "cmd_1", "do": "evaluate"}, {"id": "cmd_2", "do": "checkpoint"}]
     when = {"evaluate": {"every_steps": 1000}, "checkpoint": {"every_steps": 1000}}

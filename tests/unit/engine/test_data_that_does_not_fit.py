@@ -23,8 +23,8 @@ from glasshouse.spec import (
     Shuffle,
     Source,
 )
-from tests.unit.engine.making import errors, spec
 from tests.unit.engine.ragged import write_ragged
+from tests.unit.engine.runs import errors, spec
 
 ROWS = [{"x": [0.5] * (2 + (n == 7)), "text": "a b c", "label": n % 3} for n in range(12)]
 

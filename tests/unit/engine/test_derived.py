@@ -12,7 +12,7 @@ from engine.data.batches.rows import shuffled
 from engine.metrics.derived import Derived
 from engine.network.network import Network
 from glasshouse.spec import TrainJob, parse_job
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -160,7 +160,7 @@ def test_accuracy_may_be_named_and_be_due_on_some_steps(digits, tmp_path):
     assert not by_name(records, "validation/correct_fraction(fc,label)")
 
 
-def test_a_figure_of_nothing_is_not_a_number_and_training_continues(digits, tmp_path):
+def test_a_statistic_of_an_empty_tensor_is_nan_and_training_continues(digits, tmp_path):
     job = spec(
         optimizer={"type": "SGD", "args": {"lr": 0.0}},
         metrics=[{"type": "l2_ratio", "inputs": ["fc.weight/update", "fc.bias/update"]}],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.engine.making import of_type, spec, write_table
+from tests.unit.engine.runs import of_type, spec, write_table
 from tests.unit.engine.test_guarding import findings, run
 
 ROWS, BATCH, STEPS, SEED = 96, 8, 12, 3
@@ -184,7 +184,7 @@ def test_the_error_of_a_job_that_fails_is_its_finding(
 
 @pytest.mark.parametrize("action", ["fail", "skip_step"])
 @pytest.mark.parametrize("value", [1e30, 1e20, math.inf, math.nan])
-def test_the_hint_is_of_the_row_that_is_to_blame(action: str, value: float, tmp_path: Path):
+def test_the_hint_is_about_the_row_that_caused_it(action: str, value: float, tmp_path: Path):
     data = columns(bad={BATCH * 5 + 2: value})
     table = write_table(tmp_path / "table", data, {"train": slice(None)})
     body = job("square", "SGD", 1e-3, action)
@@ -203,7 +203,7 @@ def test_the_hint_is_of_the_row_that_is_to_blame(action: str, value: float, tmp_
         assert error["hint"] == f"The field 'x' reaches {value:.3g}: scale or normalize it."
 
 
-def test_a_field_is_to_blame_however_many_tensors_later_the_first_bad_one_is(tmp_path: Path):
+def test_a_field_is_the_cause_even_if_the_first_bad_tensor_comes_much_later(tmp_path: Path):
     data = columns(bad={BATCH * 5 + 2: 1e30})
     table = write_table(tmp_path / "table", data, {"train": slice(None)})
     body = job("square", "SGD", 1e-3, "fail")

@@ -6,7 +6,7 @@ import pytest
 
 from engine.training.early_stopping import EarlyStop
 from glasshouse.spec import Early
-from tests.unit.engine.making import errors, losses, of_type, run, spec
+from tests.unit.engine.runs import errors, losses, of_type, run, spec
 from tests.unit.engine.test_commands import train
 
 JUDGED: dict[str, Any] = {
@@ -31,7 +31,7 @@ NAN = float("nan")
         ("max", 0.0, [float("-inf"), 1, float("inf"), 2, 2], 4),
     ],
 )
-def test_so_many_values_that_are_no_better_are_the_end(mode, min_delta, values, ends_at):
+def test_training_ends_after_patience_values_without_improvement(mode, min_delta, values, ends_at):
     spec = Early(metric="validation/loss", mode=mode, patience=2, min_delta=min_delta)
     early = EarlyStop(spec)
     over: list[bool] = []

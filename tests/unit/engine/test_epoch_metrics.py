@@ -19,7 +19,9 @@ from engine.network.network import Network
 from engine.plan import catalog
 from engine.plan.plan import parse_spec
 from glasshouse.spec import Metric
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import TEXTS, layers, meta_of, write_ragged
+from tests.unit.engine.ragged import job as texts_job
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -28,8 +30,6 @@ from tests.unit.engine.making import (
     spec,
     write_table,
 )
-from tests.unit.engine.ragged import TEXTS, layers, meta_of, write_ragged
-from tests.unit.engine.ragged import job as texts_job
 
 TEN = {"num_classes": 10}
 JUDGED = {"validation": {"dataset": "ds_1", "split": "test"}}
@@ -109,7 +109,7 @@ def test_figures_over_an_evaluation_are_scikit_learns(judged):
         assert math.isclose(values[name], value, rel_tol=1e-5), name
 
 
-def test_a_figure_per_class_is_a_series_per_class(judged):
+def test_a_value_per_class_is_a_series_per_class(judged):
     _, records, scores, labels = judged
     values = last_values(records)
     found = [values[f"MulticlassRecall/{digit}"] for digit in range(10)]
@@ -484,7 +484,7 @@ def test_two_metrics_may_not_give_one_series():
     assert "recall/3" in errors(judging([recall, other]))["/metrics"]
 
 
-def test_logits_of_a_binary_metric_are_warned_of(houses):
+def test_logits_of_a_binary_metric_give_a_warning(houses):
     found = planned(priced([metric("BinaryF1Score", "fc", "above")]), meta_of(houses))["warnings"]
     assert [(item["pointer"], item["code"]) for item in found] == [
         ("/metrics/0/inputs/0", "logits")
@@ -521,7 +521,7 @@ def tagging(padding: int, args: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("padding", "more", "outcome"), PADDED)
-def test_what_rows_are_padded_with_must_not_count_unseen(tagged, padding, more, outcome):
+def test_padding_that_a_metric_counts_gives_a_warning(tagged, padding, more, outcome):
     job = tagging(padding, more)
     if outcome == "refused":
         assert "set ignore_index" in errors(job, meta_of(tagged))["/metrics/0/args/ignore_index"]

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from glasshouse.spec import Probe
-from tests.unit.engine.making import captured, cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, cnn, errors, losses, of_type, planned, run, spec
 
 LAYERS = ("conv1", "relu1", "pool1", "flat", "drop", "fc")
 

@@ -12,7 +12,7 @@ from engine.core.spool import read_frames
 from engine.network.layers import LayerFailed
 from engine.training import out_of_memory
 from engine.training.failures import StepFailed, classify
-from tests.unit.engine.making import planned, spec, write_job
+from tests.unit.engine.runs import planned, spec, write_job
 
 GiB = 2**30
 CUDA = (
@@ -108,7 +108,7 @@ def test_what_is_not_expected_is_the_engines_fault():
 
 
 @given(st.text(), st.sampled_from([RuntimeError, ValueError, OSError, MemoryError, IndexError]))
-def test_every_exception_has_a_name_and_words(text: str, cls: type[Exception]):
+def test_every_exception_has_a_code_and_a_message(text: str, cls: type[Exception]):
     for error in (cls(text), LayerFailed("fc", cls(text)), StepFailed(0, cls(text))):
         failure = classify(error)
         assert failure.detail

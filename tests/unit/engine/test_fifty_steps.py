@@ -17,7 +17,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from engine.metrics.torch_metrics import metric_classes
 from engine.optim.lr_schedulers import InverseTimeLR, scheduler_classes
 from engine.optim.optimizers import optimizer_classes
-from tests.unit.engine.making import cnn, errors, losses, of_type, run, spec
+from tests.unit.engine.runs import cnn, errors, losses, of_type, run, spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, of its own classes
 NUM_STEPS = 50

@@ -35,7 +35,8 @@ from glasshouse.spec import (
     Source,
     Vocabulary,
 )
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import (
     errors,
     losses,
     of_type,
@@ -45,7 +46,6 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.ragged import job, meta_of, write_ragged
 
 CPU = torch.device("cpu")
 NUM = 233
@@ -258,7 +258,7 @@ def test_a_job_that_is_asked_to_end_while_rows_are_gone_through_ends(
     capfd.readouterr()
 
 
-def test_a_long_look_is_reported_while_it_lasts(monkeypatch, tmp_path):
+def test_a_long_sample_is_reported_while_it_lasts(monkeypatch, tmp_path):
     """A worker takes a rank that says nothing for one that stands still."""
     told: list[dict[str, Any]] = []
     flushed: list[int] = []

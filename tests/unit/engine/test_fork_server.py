@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.spool import read_frames
-from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job
 from tests.waiting import until
 
 FOR_EVER = {"stop": {"steps": 10**9}}

@@ -15,7 +15,7 @@ from glasshouse.histogram_bins import QUANTILES, RELATIVE_ERROR, bins_of
 from glasshouse.slices import BadSlice, parse
 from glasshouse.spec import Probe
 from tests.unit.api.test_slices import PARTS, write
-from tests.unit.engine.making import losses, of_type, planned, run, spec
+from tests.unit.engine.runs import losses, of_type, planned, run, spec
 from tests.unit.engine.test_plans import errors
 from tests.unit.engine.test_watching import KINDS
 

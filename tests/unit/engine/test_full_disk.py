@@ -78,7 +78,7 @@ def test_memory_is_not_filled_instead(disk: Disk, tmp_path: Path, monkeypatch: p
             spool.flush()
 
 
-def test_another_error_is_not_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_errors_are_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -22,7 +22,7 @@ from engine.probes.cost.meter import MeasuredStep, Meter
 from engine.probes.cost.overhead import Overhead
 from engine.probes.watched.probe import ActiveProbe
 from glasshouse.spec import Probe
-from tests.unit.engine.making import losses, of_type, run, spec
+from tests.unit.engine.runs import losses, of_type, run, spec
 
 
 def watch(number=0, **changes) -> ActiveProbe:
@@ -90,7 +90,7 @@ def test_no_budget_and_listed_steps_are_never_moved():
     assert job.governor.budget([free, listed]) is None
 
 
-def test_the_first_looks_alone_decide_nothing():
+def test_the_first_samples_alone_change_nothing():
     one = watch()
     job = Job({one: 5e-3})
     job.go(3)  # they allocate, say
@@ -98,7 +98,7 @@ def test_the_first_looks_alone_decide_nothing():
     assert job.go(300).changes == []
 
 
-def test_rare_looks_are_judged_after_some_steps():
+def test_rare_samples_are_evaluated_after_some_steps():
     job = Job({watch(every=20): 20e-3}).go(MAX_FIRST_STEPS + 1)
     ((step, change),) = job.changes
     assert step == MAX_FIRST_STEPS
@@ -131,7 +131,7 @@ def test_what_probes_without_a_budget_cost_is_distinguished_from_the_others():
     assert job.governor.budget([free, held]) == 0.03
 
 
-def test_who_is_allowed_more_yields_less():
+def test_a_probe_with_a_larger_budget_widens_less():
     strict, loose = watch(0, max_overhead=0.03), watch(1, max_overhead=0.2)
     job = Job({strict: 0.05e-3, loose: 0.5e-3}).go(3000)
     assert loose.factor == 4
@@ -156,7 +156,9 @@ def test_a_probe_outside_its_window_counts_for_nothing():
     noise=st.floats(0.0, 0.35),
     seed=st.integers(0, 1000),
 )
-def test_it_is_never_over_its_budget_for_long_and_never_flaps(cost, every, budget, noise, seed):
+def test_it_is_never_over_its_budget_for_long_and_never_oscillates(
+    cost, every, budget, noise, seed
+):
     one = watch(every=every, max_overhead=budget)
     job = Job({one: cost * 1e-3}, noise=noise, seed=seed)
     job.go(50 + 3 * every)
@@ -183,7 +185,7 @@ def test_it_is_never_over_its_budget_for_long_and_never_flaps(cost, every, budge
         max_size=6,
     )
 )
-def test_what_fits_fits(given_loads):
+def test_widened_probes_stay_within_the_budget(given_loads):
     loads = [ProbeLoad(*item) for item in given_loads]
     found = factors(loads, 1e-3, WIDE_MARGIN)
     assert all(factor & (factor - 1) == 0 for factor in found)
@@ -265,7 +267,7 @@ def test_a_step_is_read_only_when_the_device_has_passed_it():
     assert [item.step for item in meter.take()] == [2]
 
 
-def test_steps_that_nobody_looks_at_are_not_measured():
+def test_unwatched_steps_are_not_measured():
     clock = Ticks()
     meter = Meter(clock)
     meter.begin(0)
@@ -322,7 +324,7 @@ def test_what_was_measured_before_a_probe_changed_moves_nothing_after_it():
     assert told[0]["fraction"] == pytest.approx(0.5 / 64, rel=0.01)
 
 
-def test_the_last_look_changes_no_interval():
+def test_the_last_sample_changes_no_interval():
     """The last checkpoint exists by then: a run that resumes from it would watch as before."""
     one = watch("p", every=1)
     told: list = []

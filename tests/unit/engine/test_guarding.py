@@ -20,7 +20,7 @@ from glasshouse import jsonio
 from glasshouse.errors import NonFinite
 from glasshouse.events import STATS_COLUMNS, parse_event
 from glasshouse.spec import NonfiniteGuard
-from tests.unit.engine.making import errors, losses, of_type, planned, spec, write_job, write_table
+from tests.unit.engine.runs import errors, losses, of_type, planned, spec, write_job, write_table
 
 BATCH = 4
 NUM_STEPS = 50
@@ -232,7 +232,9 @@ def test_an_update_that_makes_parameters_bad_is_seen_after_it(flat, tmp_path):
     assert (where["kind"], where["phase"], where["metric"]) == ("param", "update", "parameters")
 
 
-def test_parameters_that_were_bad_before_the_step_are_put_down_to_the_step_before(flat, tmp_path):
+def test_parameters_that_were_bad_before_the_step_are_attributed_to_the_previous_step(
+    flat, tmp_path
+):
     (found,) = findings(run(tmp_path / "a", job({"check": ["loss"]}, layers=STEEP), flat))
     assert (found["step"], found["layer"]) == (BAD, "scaled")
     assert (found["kind"], found["phase"]) == ("param", "update")
@@ -297,7 +299,7 @@ def test_a_bad_batch_leaves_no_trace_in_batch_normalization(tmp_path):
     assert int(saved["norm.num_batches_tracked"]) == NUM_STEPS - 1
 
 
-def test_left_alone_a_bad_loss_is_reported_once_and_training_continues(aimless, tmp_path):
+def test_by_default_a_bad_loss_is_reported_once_and_training_continues(aimless, tmp_path):
     """The default: what a job does with its numbers is its own matter."""
     records = run(tmp_path / "a", job(), aimless)
     assert records[-1]["state"] == "succeeded"

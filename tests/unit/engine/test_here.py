@@ -12,7 +12,7 @@ import torch
 from engine.core.spool import read_frames
 from engine.process import rank
 from engine.process.in_process import carry_out
-from tests.unit.engine.making import is_real, losses, planned, spec, write_job
+from tests.unit.engine.runs import is_real, losses, planned, spec, write_job
 
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 CAPPED = {

@@ -20,7 +20,7 @@ from engine.probes.statistics.summarize import summarize
 from glasshouse.histogram_bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
-from tests.unit.engine.making import of_type, run, spec
+from tests.unit.engine.runs import of_type, run, spec
 from tests.unit.engine.test_kernel import tensors
 from tests.unit.engine.test_watching import _tensors
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from engine.network.network import Network
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import CNN, errors, of_type, planned, run, spec
+from tests.unit.engine.runs import CNN, errors, of_type, planned, run, spec
 
 
 @pytest.fixture(scope="module")

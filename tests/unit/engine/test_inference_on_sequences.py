@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from engine.network.network import Network
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import errors, of_type, planned, run
 from tests.unit.engine.ragged import TEXTS, job, meta_of, texts
+from tests.unit.engine.runs import errors, of_type, planned, run
 
 LIMIT = {"sequence": {"max_length": 6}}
 
@@ -79,7 +79,7 @@ def test_packed_outputs_have_the_steps_of_all_rows_one_after_the_other(trained, 
     assert result["result"]["lstm"]["lengths"]["data"] == found["lstm/lengths"].tolist()
 
 
-def test_inline_rows_may_differ_in_length_and_be_empty(trained, table, tmp_path):
+def test_inline_rows_can_differ_in_length_and_be_empty(trained, table, tmp_path):
     rows = [[3, 1, 4], [9], [], [1, 2, 3, 4, 5, 6, 7, 8]]
     _, found = infer(trained, table, tmp_path, inputs={"ids": rows}, outputs=["lstm", "fc"])
     assert found["lstm/lengths"].tolist() == [3, 1, 0, 6]

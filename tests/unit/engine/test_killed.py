@@ -20,7 +20,7 @@ import pytest
 from engine.checkpoint import checkpoint
 from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
-from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job, write_table
+from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job, write_table
 from tests.unit.engine.test_fork_server import Client
 from tests.waiting import until
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.unit.engine.making import captured, losses, of_type, run, spec
+from tests.unit.engine.runs import captured, losses, of_type, run, spec
 
 KINDS = ["output", "input", "output_grad", "param", "param_grad", "update", "optim_state"]
 NUM_STEPS = 3

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     captured,
     cnn,
     errors,
@@ -134,7 +134,7 @@ def test_no_gradient_comes_through_a_cut(digits, tmp_path):
     assert "/probes/0/kinds/0" in errors(whole | {"probes": [probe]})
 
 
-def test_a_cut_of_all_leaves_nothing_to_train():
+def test_stop_gradient_on_the_last_layer_leaves_nothing_to_train():
     assert list(errors(job({"fc": {"stop_gradient": True}}))) == ["/loss/inputs"]
 
 
@@ -290,7 +290,7 @@ def test_a_layer_that_is_not_clipped_stays_as_it_is(digits, tmp_path):
 
 
 @pytest.mark.parametrize("clip", ["value", "norm", "global_norm"])
-def test_steps_are_counted_only_where_clipping_bites(clip, digits, tmp_path):
+def test_steps_are_counted_only_if_clipping_changes_a_gradient(clip, digits, tmp_path):
     """The limit is the middle of what the gradients reach: the larger half of steps is clipped."""
     probe = {"layers": ["*"], "kinds": ["param_grad"], "every": 1, "want": ["full"]}
     frozen = {"type": "SGD", "args": {"lr": 1e-12}}  # else clipping would change what comes next
@@ -509,7 +509,7 @@ def test_options_that_fit_nothing_are_refused(options, more, pointer, detail):
         ({"init": {"weight": {"type": "ones_", "kwargs": {}}}}, "init"),
     ],
 )
-def test_options_that_are_none_are_refused(options, where):
+def test_invalid_options_are_refused(options, where):
     found = errors(job({"fc": options}))
     assert all(item.startswith(f"{AT}5/{where}") for item in found), found
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.unit.engine.making import captured, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run, spec
 
 LAYERS = [
     {"name": "flat", "type": "Flatten"},
@@ -126,7 +126,7 @@ def test_each_sample_has_the_weighted_sum_of_its_losses(digits, tmp_path):
     torch.testing.assert_close(seen["loss"], seen["loss.samples"].mean())
 
 
-def test_a_job_can_be_judged_by_one_of_them():
+def test_one_of_several_losses_can_select_the_best_checkpoint():
     best = {"metric": "validation/loss/classes", "mode": "min"}
     stop = {"epochs": 3, "early": {**best, "patience": 2}}
     planned(job(checkpoint={"keep_best": best}, stop=stop))
@@ -155,5 +155,5 @@ def test_what_is_wrong_with_one_of_several_is_named_by_its_place(several, pointe
     assert detail in found[pointer]
 
 
-def test_no_loss_is_none():
+def test_an_empty_loss_list_is_refused():
     assert list(errors(job(loss=[]))) == ["/loss"]

@@ -13,7 +13,8 @@ from torch import nn
 
 from engine.core.spool import read_frames
 from engine.process import rank
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import (
     captured,
     errors,
     losses,
@@ -24,7 +25,6 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.ragged import meta_of, write_ragged
 
 ROWS, IGNORED, WEIGHTS = 96, 3, [0.2, 5.0, 1.0, 1.0]
 LAYERS = [

@@ -14,7 +14,7 @@ from engine.core.spool import read_frames
 from engine.data.batches.rows import divided, sizes_of_parts
 from engine.training.memory_limit import cap_process
 from glasshouse.errors import SpecFailed
-from tests.unit.engine.making import CNN, errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import CNN, errors, losses, of_type, planned, run, spec, write_job
 
 PLAIN = {"layers": [layer for layer in CNN if layer["type"] != "Dropout"]}
 HALVING = {"memory": {"on_oom": "halve_batch"}}
@@ -112,7 +112,7 @@ def test_what_was_begun_with_whole_batches_continues_in_parts(digits, tmp_path):
     assert [(r["from"], r["to"], r["step"]) for r in of_type(fewer, "adjusted")] == [(32, 16, 6)]
 
 
-def test_a_job_in_parts_says_so(digits, tmp_path):
+def test_a_job_with_micro_batches_reports_them(digits, tmp_path):
     records = run(tmp_path, spec(network=PLAIN, stop={"steps": 1}), digits, parts=8)
     [adjusted] = of_type(records, "adjusted")
     told = {name: adjusted[name] for name in ("what", "from", "to", "by", "step")}

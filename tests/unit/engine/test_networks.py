@@ -81,7 +81,7 @@ def test_leaves_of_a_tuple_can_be_read_and_the_bare_name_is_the_first():
     assert torch.equal(found["again"], network.layers["again"](x, (hidden, cell))[0])
 
 
-def test_a_recurrent_layer_may_be_opened_into_cells_whose_steps_are_layers():
+def test_a_recurrent_layer_can_be_unrolled_into_cells_whose_steps_are_layers():
     x = torch.randn(4, 6, 8)
     steps: list[dict] = []
     for number in range(6):
@@ -308,7 +308,7 @@ def test_a_parameter_of_integers_or_booleans_is_not_trained():
         ({"shape": [2], "kind": "float64"}, "/network/layers/0/args/kind"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_refused(args, pointer):
+def test_an_invalid_parameter_is_refused(args, pointer):
     with pytest.raises(SpecProblems) as caught:
         traced(layer("own", "Parameter", "x", **args))
     assert caught.value.problems[0].pointer.startswith(pointer)

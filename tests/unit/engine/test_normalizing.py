@@ -26,8 +26,8 @@ from glasshouse.spec import (
     Sequences,
     Source,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_table
 from tests.unit.engine.ragged import write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_table
 
 CPU = torch.device("cpu")
 ROWS = 211
@@ -252,7 +252,9 @@ def test_a_job_resumes_bit_for_bit_with_the_figures_that_it_had(trained, table, 
         assert all(torch.equal(mine[name], item) for name, item in load_file(theirs).items())
 
 
-def test_who_continues_takes_the_figures_and_does_not_find_them_again(trained, table, tmp_path):
+def test_a_resumed_job_keeps_the_statistics_and_does_not_compute_them_again(
+    trained, table, tmp_path
+):
     """Other rows, which would give other figures: a fork takes those of the checkpoint."""
     _, directory = trained
     start = directory / "checkpoints" / "step-10"

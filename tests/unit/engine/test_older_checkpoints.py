@@ -17,7 +17,7 @@ from engine.learner.learner import learner_of
 from engine.network.network import Network
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import losses, planned, run, spec
+from tests.unit.engine.runs import losses, planned, run, spec
 
 LAYERS = [
     {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 6, "kernel_size": 3}},

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.unit.engine.making import losses, run, spec
+from tests.unit.engine.runs import losses, run, spec
 
 BATCH, NUM_STEPS = 50, 30
 LAYERS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from torch import nn
 from engine.process import planner
 from engine.process.planner import answer
 from glasshouse.spec import parse_job
-from tests.unit.engine.making import CNN, DIGITS_META, cnn, errors, planned, spec
+from tests.unit.engine.runs import CNN, DIGITS_META, cnn, errors, planned, spec
 
 MNIST_META = {
     "columns": [
@@ -275,7 +275,7 @@ def test_rows_of_validation_are_evaluated_on_unless_evaluate_is_null():
     assert planned(spec())["spec"]["evaluate"] is None
 
 
-def test_what_leads_nowhere_is_a_warning():
+def test_unused_layers_and_fields_give_a_warning():
     layers = [*copy.deepcopy(CNN)]
     layers.insert(5, {"name": "side", "type": "Linear", "args": {"out_features": 2}})
     layers[6]["inputs"] = ["drop"]
@@ -427,7 +427,7 @@ def test_only_the_time_of_the_processor_is_limited_and_the_kernel_ends_what_take
         assert process.wait(timeout=60) == 0
 
 
-def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
+def test_a_planner_child_that_dies_gives_an_error_response(monkeypatch):
     """As where the kernel ends it for memory: the planner itself continues."""
     monkeypatch.setattr(planner, "answer", lambda _: os.kill(os.getpid(), signal.SIGKILL))
     reply = planner.answer_in_child({"id": 3, "do": "plan"}, 10.0)
@@ -437,7 +437,7 @@ def test_a_child_of_the_planner_that_dies_is_an_answer(monkeypatch):
 MANY = """
 import os, random, signal, sys
 from engine.process.planner import answer, time_limit, warm_up
-from tests.unit.engine.making import DIGITS_META, spec
+from tests.unit.engine.runs import DIGITS_META, spec
 
 warm_up()
 chance, ends = random.Random(int(sys.argv[1])), {}

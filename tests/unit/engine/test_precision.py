@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.core import precision
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     CNN,
     by_hand,
     captured,

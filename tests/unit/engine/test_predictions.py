@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from engine.inference.predictions import classified
-from glasshouse.client.tables import write_table
-from glasshouse.client.tensors import as_torch, read_outputs
+from glasshouse.client.data.tables import write_table
+from glasshouse.client.data.tensors import as_torch, read_outputs
 from glasshouse.spec import parse_trained
-from tests.unit.engine.making import of_type, planned, run
+from tests.unit.engine.runs import of_type, planned, run
 from tests.unit.engine.test_text_labels import NAMES, X, as_csv, fruit, made, meta_of
 
 Trained = tuple[dict[str, Any], Path, Path]

@@ -18,7 +18,8 @@ from engine.plan.plan import parse_spec
 from engine.process.planner import answer
 from glasshouse.spec import presets
 from glasshouse.spec.presets import PRESETS, Preset
-from tests.unit.engine.making import (
+from tests.unit.engine.ragged import TEXTS, meta_of, write_ragged
+from tests.unit.engine.runs import (
     captured,
     errors,
     losses,
@@ -28,7 +29,6 @@ from tests.unit.engine.making import (
     spec,
     write_table,
 )
-from tests.unit.engine.ragged import TEXTS, meta_of, write_ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, once
 

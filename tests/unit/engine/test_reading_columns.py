@@ -9,7 +9,7 @@ from engine.data.sources.loading import load
 from engine.network.shapes import FieldShape
 from glasshouse.errors import DataFailed
 from glasshouse.spec import DenseField, IntegerField, Source
-from tests.unit.engine.making import write_table
+from tests.unit.engine.runs import write_table
 
 CPU = torch.device("cpu")
 

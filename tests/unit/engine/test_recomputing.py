@@ -14,7 +14,7 @@ from engine.network.network import Network
 from engine.plan.checkpointed_layers import best_posts
 from engine.plan.plan import parse_spec
 from engine.plan.step_memory import LiveBytes, step_peak
-from tests.unit.engine.making import errors, is_real, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import errors, is_real, losses, of_type, planned, run, spec
 
 DEEP: list[dict[str, Any]] = [{"name": "flat", "type": "Flatten"}]
 for number in range(6):
@@ -271,7 +271,7 @@ STATEFUL = [
         (STATEFUL, True, "/activation_checkpointing", "stateful"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_place(layers, asked, pointer, words):
+def test_an_invalid_option_is_refused_with_its_place(layers, asked, pointer, words):
     data = {"shuffle": {"enabled": False}}
     found = errors(spec(network={"layers": layers}, activation_checkpointing=asked, data=data))
     assert pointer in found

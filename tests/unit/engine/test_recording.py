@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.probes.flight_recorder import NUM_STEPS, FlightRecorder
 from glasshouse.spec import Probe
-from tests.unit.engine.making import captured, losses, of_type, run, spec, write_table
+from tests.unit.engine.runs import captured, losses, of_type, run, spec, write_table
 
 BATCH = 4
 BAD = 30
@@ -93,7 +93,7 @@ def test_what_another_probe_has_reported_is_not_reported_again(table, tmp_path):
     assert [step for step, layer in seen if layer == "hidden"] == [*range(10, AGAIN + 1)]
 
 
-def test_two_recorders_tell_each_row_once(table, tmp_path):
+def test_two_recorders_report_each_row_once(table, tmp_path):
     both = (record_of(), record_of(layers=["look", "fc"]))
     records = run(tmp_path / "a", job(*both), table)
     seen = [(item["step"], row[0]) for item in of_type(records, "stats") for row in item["rows"]]
@@ -192,7 +192,7 @@ def test_what_a_recorder_cannot_be_is_refused(changes, said):
         )
 
 
-def test_a_recorder_yields_and_says_so(digits, tmp_path):
+def test_a_recorder_widens_its_interval_and_reports_it(digits, tmp_path):
     layers = [{"name": "flat", "type": "Flatten"}]
     layers += [{"name": f"tanh{number}", "type": "Tanh"} for number in range(40)]
     layers += [{"name": "fc", "type": "Linear", "args": {"out_features": 10}}]

@@ -12,7 +12,7 @@ from engine.probes.hooks import StepWatcher
 from engine.probes.probe_set import made
 from engine.probes.watched.probe import ActiveProbe
 from glasshouse.spec import Probe
-from tests.unit.engine.making import of_type, run, spec
+from tests.unit.engine.runs import of_type, run, spec
 
 NAN = [float("nan"), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4, 0]
 FINITE = [1.5, 0.5, 1.0, 2.0, 3.0, 2.0, 0.25, 0, 0]

@@ -23,7 +23,7 @@ from engine.process import rank
 from engine.process.rank import Assignment
 from engine.training.report import Outputs
 from glasshouse.failpoints import chosen
-from tests.unit.engine.making import losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job
 
 DROPOUT = {"name": "drop", "type": "Dropout", "args": {"p": 0.25}}
 LAYERS = [

@@ -20,7 +20,7 @@ from engine.process.rank import run as run_assignment
 from engine.training import loop
 from engine.training.report import Outputs
 from glasshouse.events import is_upkeep
-from tests.unit.engine.making import CNN, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import CNN, losses, of_type, planned, run, spec, write_job
 
 EVERYTHING = [
     {

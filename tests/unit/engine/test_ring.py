@@ -21,7 +21,7 @@ from engine.probes.tensors import ring as ring_module
 from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.probes.tensors.drain import LocalDrain, file_names, write_file
 from engine.probes.tensors.ring import HEADER_BYTES, Producer, Ring
-from tests.unit.engine.making import captured, losses, of_type, run, spec
+from tests.unit.engine.runs import captured, losses, of_type, run, spec
 
 PAGE = 4096
 
@@ -211,7 +211,7 @@ def test_a_type_without_a_name_in_files_is_refused_and_takes_no_room(tmp_path: P
     captures.close()
 
 
-def test_a_kept_tensor_is_the_one_of_the_moment(tmp_path: Path):
+def test_a_captured_tensor_is_the_one_of_that_moment(tmp_path: Path):
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append)
     tensor = torch.arange(6.0).reshape(2, 3).t()

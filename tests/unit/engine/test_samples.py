@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.unit.engine.making import errors, losses, of_type, run, spec
+from tests.unit.engine.runs import errors, losses, of_type, run, spec
 
 JUDGED = {"validation": {"dataset": "ds_1", "split": "test"}}
 

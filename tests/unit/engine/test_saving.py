@@ -19,7 +19,7 @@ from engine.checkpoint.training_state import OptimizerState, Weights
 from engine.core.snapshot import Staging, take
 from engine.core.spool import read_frames
 from glasshouse.spec import Checkpoint, TrainJob, parse_job
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec, write_job
 
 SOON_S = 60
 
@@ -105,7 +105,7 @@ def test_a_second_save_waits_for_the_first_and_nothing_is_mixed(tmp_path, gate):
     assert [record["step"] for record in bench.records] == [1, 2]
 
 
-def test_by_time_nobody_waits_for_the_slot(tmp_path, gate):
+def test_checkpoints_by_time_do_not_wait_for_the_slot(tmp_path, gate):
     held, _ = gate
     saver = (bench := Bench(tmp_path, every_steps=10, every_s=1e-9)).saver
     assert saver.choose(1, due=False) == "save"

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from engine.core.spool import read_frames
 from engine.process import rank
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     CNN,
     captured,
     cnn,
@@ -352,7 +352,7 @@ def test_layers_that_go_over_steps_learn(kind, digits, tmp_path):
         ({"precision": "float8"}, "/precision"),
     ],
 )
-def test_what_is_no_scaler_is_refused(changes, pointer):
+def test_an_invalid_scaler_is_refused(changes, pointer):
     assert list(errors(spec(**changes))) == [pointer]
 
 

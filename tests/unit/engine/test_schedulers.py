@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler, swa_utils
 
 from engine.optim.lr_schedulers import scheduler_classes
 from engine.plan.catalog import section
-from tests.unit.engine.making import by_hand as by_hand_of
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import by_hand as by_hand_of
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec
 from tests.unit.engine.test_commands import Scheduled, train, weights
 
 # of 300 rows in batches of 20: 15 steps an epoch, 60 steps in all
@@ -234,7 +234,7 @@ def test_a_length_that_is_omitted_is_that_of_the_training(digits):
         ),
     ],
 )
-def test_what_is_no_scheduler_is_refused_where_it_is_wrong(scheduler, pointer, words):
+def test_an_invalid_scheduler_is_refused_with_its_place(scheduler, pointer, words):
     found = errors(spec(scheduler=scheduler))
     [(where, detail)] = found.items()
     assert where.startswith(pointer)

@@ -31,8 +31,8 @@ from glasshouse.spec import (
     Sequences,
     Source,
 )
-from tests.unit.engine.making import captured, errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import LSTM, TEXTS, job, layers, meta_of, texts, write_ragged
+from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run
 
 CPU = torch.device("cpu")
 IDS = IntegerSequenceField(type="integer_sequence", dim=10)

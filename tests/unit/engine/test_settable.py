@@ -13,7 +13,7 @@ from engine.plan.plan import parse_spec
 from engine.process.planner import answer
 from engine.training.settable import changed_job, optimizer_settings, settable
 from glasshouse.spec import Optimizer, TrainJob
-from tests.unit.engine.making import planned, spec
+from tests.unit.engine.runs import planned, spec
 
 EFFECTIVE = {"lr", "weight_decay", "betas", "momentum", "alpha", "rho", "lambd"}
 

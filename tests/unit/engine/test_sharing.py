@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from engine.network.network import Network
 from glasshouse.spec import Graph
-from tests.unit.engine.making import DIGITS_META, errors, of_type, planned, run, spec
+from tests.unit.engine.runs import DIGITS_META, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import layer, shared_layers
 
 

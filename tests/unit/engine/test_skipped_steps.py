@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tests.unit.engine.making import losses, of_type, run, spec, write_table
+from tests.unit.engine.runs import losses, of_type, run, spec, write_table
 
 ROWS, SIZE, STEPS = 160, 16, 20
 BAD = {3, 4, 8}

@@ -28,8 +28,8 @@ from engine.process import rank
 from engine.process.planner import answer
 from glasshouse.errors import DataFailed
 from glasshouse.spec import Sequences, Shuffle, Source
-from tests.unit.engine.making import DIGITS_META, errors, losses, spec, write_job
 from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import DIGITS_META, errors, losses, spec, write_job
 from tests.unit.engine.test_fitting import ASKED, FIELDS, LIMITS
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from engine.network.network import Network
 from engine.optim.parameter_options import make_optimizer
 from engine.plan.plan import parse_spec
 from engine.training.settable import changed_job, settable
-from tests.unit.engine.making import captured, errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, once
 
@@ -338,7 +338,7 @@ def refusals() -> list[Any]:
 
 
 @pytest.mark.parametrize(("optimizer", "network", "pointer", "words"), refusals())
-def test_what_cannot_be_is_refused_by_its_place(optimizer, network, pointer, words, table):
+def test_an_invalid_option_is_refused_with_its_place(optimizer, network, pointer, words, table):
     found = errors(spec(None, optimizer, network=network), meta_of(table))
     assert words in found[pointer], found
 
@@ -348,7 +348,7 @@ def test_a_schedule_that_moves_a_momentum_needs_it_of_both(table):
     assert "/scheduler/args" in errors(spec("Adagrad", scheduler=cycle), meta_of(table))
 
 
-def test_a_checkpoint_of_one_optimizer_is_none_of_two(table, tmp_path):
+def test_a_checkpoint_of_one_optimizer_does_not_fit_two(table, tmp_path):
     run(tmp_path / "a", spec(None, SPARSE["SGD"], stop={"steps": 2}), table)
     there = {"dir": str(tmp_path / "a/checkpoints/step-2"), "step": 2}
     with pytest.raises(AssertionError, match="checkpoint_mismatch"):

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.unit.engine.making import errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import job, meta_of, write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, once
 

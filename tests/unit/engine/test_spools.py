@@ -64,7 +64,7 @@ def test_a_damaged_frame_with_more_behind_it_is_an_error(tmp_path):
         read_frames(path, 0)
 
 
-def test_a_damaged_last_frame_is_not_there_yet(tmp_path):
+def test_a_damaged_last_frame_counts_as_not_written_yet(tmp_path):
     path = tmp_path / "spool"
     _write(path)
     damaged = bytearray(path.read_bytes())

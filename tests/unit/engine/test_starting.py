@@ -16,7 +16,7 @@ from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
 from engine.network.network import Network
 from engine.plan.plan import parse_spec
-from tests.unit.engine.making import CNN, cnn, errors, losses, of_type, planned, run, spec
+from tests.unit.engine.runs import CNN, cnn, errors, losses, of_type, planned, run, spec
 
 EACH = {"checkpoint": {"every_steps": 1}}
 

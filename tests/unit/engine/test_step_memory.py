@@ -13,12 +13,12 @@ from engine.network.network import Network
 from engine.plan import step_memory
 from engine.plan.step_memory import LiveBytes, step_peak
 from glasshouse.spec import TrainJob, parse_job
-from tests.unit.engine.making import CNN, planned, spec
+from tests.unit.engine.runs import CNN, planned, spec
 
 FLOAT = 4
 
 
-def test_bytes_count_from_their_making_until_nobody_holds_them():
+def test_bytes_count_from_allocation_until_the_last_reference_is_gone():
     with LiveBytes() as live:
         x = torch.ones(1000)
         y = x * 2  # two at once
@@ -172,7 +172,7 @@ def test_gradients_of_sparse_layers_are_of_the_rows_that_are_read():
     assert sparse["checkpoint_bytes"] == sparse["parameters_bytes"]
 
 
-def test_a_layer_that_cannot_run_without_data_is_none():
+def test_a_layer_that_cannot_run_without_data_is_not_measured():
     layers = [
         {"name": "flat", "type": "Flatten"},
         {"name": "nothing", "type": "Linear", "args": {"in_features": 64, "out_features": 10}},

@@ -28,8 +28,8 @@ from glasshouse.spec import (
     Vocabulary,
     Windows,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run
 from tests.unit.engine.ragged import meta_of
+from tests.unit.engine.runs import errors, losses, of_type, planned, run
 from tests.unit.engine.test_tokens import language_model
 
 CPU = torch.device("cpu")

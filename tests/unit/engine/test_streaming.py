@@ -37,7 +37,9 @@ from glasshouse.spec import (
     SparseBinaryField,
     SparseFloatField,
 )
-from tests.unit.engine.making import (
+from tests.unit.engine.pools import drawn
+from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
+from tests.unit.engine.runs import (
     CNN,
     cnn,
     errors,
@@ -49,8 +51,6 @@ from tests.unit.engine.making import (
     write_job,
     write_table,
 )
-from tests.unit.engine.pools import drawn
-from tests.unit.engine.ragged import job, layers, meta_of, texts, write_ragged
 
 CPU = torch.device("cpu")
 NO_LIMIT = Sequences()
@@ -560,7 +560,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_pool_that_cannot_be_is_refused_by_its_place(case):
+def test_an_invalid_pool_is_refused_with_its_place(case):
     shuffle, pointer, word = REFUSED[case]
     assert word in errors(spec(data={"shuffle": shuffle}))[pointer]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.__main__ import main
-from tests.unit.engine.making import spec
+from tests.unit.engine.runs import spec
 
 
 def _engine(*arguments, cwd: Path) -> subprocess.CompletedProcess:

@@ -19,7 +19,7 @@ from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 from glasshouse.spec import IntegerField, Source
 from glasshouse.spec.labels import text_labels, with_values
-from tests.unit.engine.making import errors, of_type, planned, run, spec
+from tests.unit.engine.runs import errors, of_type, planned, run, spec
 
 NAMES = ["pear", "apple", "fig", "apple", "pear", "apple", "fig", "pear"]
 PLACES = [2, 0, 1, 0, 2, 0, 1, 2]

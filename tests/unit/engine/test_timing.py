@@ -5,7 +5,7 @@ import torch
 
 from engine.core.timing import PARTS, DeviceClock, HostClock, Laps, Timing, Work, figures_of
 from tests.unit.engine import ragged
-from tests.unit.engine.making import DIGITS_META, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import DIGITS_META, of_type, planned, run, spec, write_job
 
 
 class Device:
@@ -192,7 +192,7 @@ def test_the_tokens_of_a_second_are_the_steps_of_its_rows_without_padding(digits
     assert not [name for record in told for name in record["values"] if "tokens" in name]
 
 
-def test_the_time_of_the_data_is_put_down_to_the_data(digits, tmp_path, monkeypatch):
+def test_the_time_of_the_data_is_attributed_to_the_data(digits, tmp_path, monkeypatch):
     from engine.data.batches.rows import MemoryRows
 
     batch = MemoryRows.batch

@@ -27,8 +27,8 @@ from glasshouse.spec import (
     Source,
     Vocabulary,
 )
-from tests.unit.engine.making import errors, losses, of_type, planned, run, spec
 from tests.unit.engine.ragged import meta_of, write_ragged
+from tests.unit.engine.runs import errors, losses, of_type, planned, run, spec
 
 CPU = torch.device("cpu")
 REVIEWS = [
@@ -323,7 +323,7 @@ def test_a_job_that_begins_with_a_checkpoint_keeps_its_vocabulary(reviews, lines
     assert found.tokens["text"].listed == Prepared.of(last).tokens["text"].listed
 
 
-def test_a_dataset_whose_tokens_nobody_counted_is_refused(reviews, lines):
+def test_a_dataset_without_token_counts_is_refused(reviews, lines):
     for job, table, pointer in (
         (classifier(), reviews, "/data/fields/text/column"),
         (language_model(), lines, "/data/windows/column"),

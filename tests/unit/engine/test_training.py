@@ -13,7 +13,7 @@ from engine.data.sources.joined import source_rows
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     by_hand,
     errors,
     losses,

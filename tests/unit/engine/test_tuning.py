@@ -16,7 +16,7 @@ from engine.network.network import Network
 from engine.process import rank
 from glasshouse.spec import Graph
 from tests.conftest import absent
-from tests.unit.engine.making import (
+from tests.unit.engine.runs import (
     captured,
     errors,
     is_real,
@@ -152,7 +152,7 @@ def test_a_trial_that_fails_is_not_what_ends_the_job(digits, tmp_path):
     assert (error["layer"], error["step"]) == ("wide", 0)
 
 
-def test_a_layout_of_images_without_images_is_warned_of():
+def test_an_image_layout_without_images_gives_a_warning():
     layers = [
         {"name": "flat", "type": "Flatten"},
         {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
@@ -175,7 +175,7 @@ def test_probes_see_the_same_in_either_layout(digits, tmp_path):
         torch.testing.assert_close(found[1][key], item, rtol=1e-3, atol=1e-6)
 
 
-def test_tune_chooses_what_is_not_said():
+def test_tune_needs_an_unset_memory_format():
     assert "tune selects" in errors(job(tune=True, **LAST))["/tune"]
     assert list(errors(job(memory_format="NHWC"))) == ["/memory_format"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli import doctor
-from tests.unit.engine.making import spec
+from glasshouse.cli.service import doctor
+from tests.unit.engine.runs import spec
 
 ROOT = Path(__file__).parents[3]
 ACCURACY = {"type": "accuracy", "inputs": ["fc", "label"]}
@@ -92,4 +92,4 @@ def test_the_doctor_refuses_nothing_that_only_takes_long(
     monkeypatch.setattr(doctor, "ENGINE_TIMEOUT_S", 0.01)
     found = doctor.metrics(tmp_path)
     assert found.state == "warn"
-    assert "cannot be asked" in found.detail
+    assert "cannot be checked" in found.detail

@@ -23,7 +23,7 @@ from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
 from glasshouse.spec import Graph, Probe
-from tests.unit.engine.making import captured, cnn, losses, of_type, planned, run, spec, write_job
+from tests.unit.engine.runs import captured, cnn, losses, of_type, planned, run, spec, write_job
 
 CPU = torch.device("cpu")
 KINDS = ["output", "output_grad", "param", "param_grad"]
@@ -274,7 +274,7 @@ def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
     assert [record["step"] for record in seen] == steps
 
 
-def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
+def test_a_probe_that_fails_is_counted_and_switched_off(tmp_path, capfd):
     seen: list = []
     bad = {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["full"]}
     good = {"layers": ["fc"], "kinds": ["param"], "every": 1}
@@ -294,7 +294,7 @@ def test_a_probe_that_cannot_look_is_counted_and_switched_off(tmp_path, capfd):
     capfd.readouterr()
 
 
-def test_a_failure_around_the_update_is_the_probes_alone(digits, tmp_path, monkeypatch, capfd):
+def test_a_failure_around_the_update_fails_only_the_probe(digits, tmp_path, monkeypatch, capfd):
     def fail(*_):
         raise MemoryError("no room for a copy")
 
@@ -438,7 +438,7 @@ def test_a_probe_that_was_switched_off_stays_off_until_it_is_changed(tmp_path, c
 
 
 @pytest.mark.parametrize("document", [{}, {"revision": 1, "probes": [{"id": "a"}]}, [], None])
-def test_what_is_no_list_of_probes_is_refused(document):
+def test_an_invalid_list_of_probes_is_refused(document):
     with pytest.raises(ValueError, match="not a list of probes"):
         RequestedProbes.read(document)
 

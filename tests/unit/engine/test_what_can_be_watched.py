@@ -14,7 +14,7 @@ from engine.losses.loss_sums import Term
 from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.select import may_match
 from glasshouse.spec import Probe
-from tests.unit.engine.making import captured, errors, of_type, planned, run, spec
+from tests.unit.engine.runs import captured, errors, of_type, planned, run, spec
 from tests.unit.engine.test_kinds import everything, job, layer
 from tests.unit.engine.test_watching import by_numpy
 
@@ -223,7 +223,7 @@ def test_a_batch_keeps_the_numbers_of_its_rows_when_later_ones_are_made():
     assert numbers == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_loss_of_several_figures_per_row_gives_their_mean():
+def test_a_loss_of_several_values_per_row_gives_their_mean():
     x, y = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
     assert torch.equal(Term(nn.MSELoss()).of_rows([x, y]), ((x - y) ** 2).reshape(4, -1).mean(1))
     weights = torch.tensor([1.0, 2.0, 3.0])

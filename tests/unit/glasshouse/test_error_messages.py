@@ -70,7 +70,7 @@ def test_no_field_answers_in_pydantics_words(model: type[BaseModel]):
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
-def test_a_misspelt_field_gets_a_suggestion_of_what_it_may_have_been(model: type[BaseModel]):
+def test_a_misspelled_field_gets_a_suggestion(model: type[BaseModel]):
     for name, field in model.model_fields.items():
         key = field.alias or name
         if len(key) < 4:
@@ -221,7 +221,7 @@ def test_a_mistake_is_reported_once_with_what_to_write_instead(
     assert problem.detail.startswith(begins), problem.detail
 
 
-def test_a_body_of_no_known_model_is_reported_all_the_same():
+def test_a_body_of_an_unknown_model_is_reported():
     wrong = {"tune": 3, "zeal": 1}
     try:
         spec.TrainJob.model_validate_json(json.dumps(TRAIN | wrong))

@@ -57,7 +57,7 @@ def test_a_killed_process_does_not_come_past_the_point():
 
 
 @pytest.mark.parametrize("rule", ["a", "a=die", "=kill", "a=kill@x", "a=pause:x"])
-def test_what_is_no_rule_is_refused(rule: str):
+def test_an_invalid_rule_is_refused(rule: str):
     with pytest.raises(ValueError, match=r"form|invalid|convert"):
         Failpoints(rule)
 

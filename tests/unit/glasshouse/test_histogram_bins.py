@@ -55,7 +55,7 @@ def test_edges_are_where_the_top_twelve_bits_of_a_float32_change():
 
 
 @pytest.mark.parametrize("number", [-1, 0x7F8, 0x7FF, 0xFF8, NUM_BINS])
-def test_a_bin_of_no_finite_value_has_no_edges(number):
+def test_a_bin_without_finite_values_has_no_edges(number):
     with pytest.raises(ValueError, match="no bin"):
         edges(number)
 

@@ -18,7 +18,7 @@ hangs()
 """
 
 
-def test_a_process_that_hangs_ends_after_its_parent_and_says_where_it_stood():
+def test_a_process_that_hangs_exits_after_its_parent_and_reports_its_stack():
     kept, given = os.pipe()
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],

@@ -123,7 +123,7 @@ def test_bare_nonfinite_numbers_are_not_json(text: str):
         jsonio.loads(text)
 
 
-def test_ids_sort_by_time_and_say_what_they_name():
+def test_ids_sort_by_time_and_have_the_prefix_of_their_resource():
     early, late = ids.new_id("job", at_ms=1_000), ids.new_id("job", at_ms=1_001)
     assert early < late
     assert len(early) == len("job_") + 26

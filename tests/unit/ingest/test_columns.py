@@ -55,7 +55,7 @@ def test_a_large_row_is_cut_with_a_note(ingesting: Ingesting):
     assert columns.note() == "A row has 3,077 values; the first 1,000 are shown."
 
 
-def test_a_large_row_is_whole_where_as_many_values_are_asked_for(ingesting: Ingesting):
+def test_a_large_row_is_whole_if_enough_values_are_requested(ingesting: Ingesting):
     images = np.arange(2 * 3 * 32 * 32, dtype=np.int64).reshape(2, 3, 32, 32)
     columns = ingesting("npz", npz(image=images))
     (row,) = columns.rows("all", 1, 1, 3072)

@@ -76,7 +76,7 @@ def test_a_zip_of_the_four_files_of_mnist_becomes_train_and_test(
     np.testing.assert_array_equal(columns.array("test", "label"), LABELS[:3])
 
 
-def test_a_pair_alone_is_enough(ingesting: Ingesting):
+def test_a_pair_of_images_and_labels_is_enough(ingesting: Ingesting):
     content = zipped({"train-images": idx(IMAGES), "train-labels": idx(LABELS)})
     assert ingesting("idx.zip", content).meta["splits"] == {"train": 7}
     content = zipped({"images.idx": idx(IMAGES), "labels.idx": idx(LABELS)})
@@ -132,7 +132,7 @@ def test_a_wrong_file_is_a_problem_with_the_numbers(
     assert says in ingesting.problem("idx", content)
 
 
-def test_a_gzip_cut_anywhere_is_a_problem(ingesting: Ingesting):
+def test_a_truncated_gzip_is_a_problem(ingesting: Ingesting):
     content = gzip.compress(idx(IMAGES))
     for part in range(16):
         detail = ingesting.problem("idx.gz", content[: len(content) * part // 16])

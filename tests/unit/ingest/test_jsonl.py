@@ -116,7 +116,7 @@ def test_the_name_of_a_non_finite_number_is_a_text_among_texts(ingesting: Ingest
         (b"{}\n{}\n", "the file holds no data"),
     ],
 )  # fmt: skip
-def test_what_is_no_table_is_named_by_line_and_column(
+def test_an_invalid_table_is_named_by_line_and_column(
     ingesting: Ingesting, content: bytes, says: str
 ):
     assert says in ingesting.problem("jsonl", content)

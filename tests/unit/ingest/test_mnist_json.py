@@ -45,7 +45,7 @@ def test_three_sets_become_three_splits(
     assert columns.array("train", "label").dtype == np.int64
 
 
-def test_a_gzip_cut_anywhere_is_a_problem(ingesting: Ingesting):
+def test_a_truncated_gzip_is_a_problem(ingesting: Ingesting):
     images, labels = pairs((20,))
     content = packed([[images[split].tolist(), labels[split].tolist()] for split in SIZES])
     for part in range(16):

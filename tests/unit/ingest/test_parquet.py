@@ -87,7 +87,7 @@ def test_a_missing_value_of_floats_in_a_list_is_nan(ingesting: Ingesting):
 
 
 @pytest.mark.parametrize("part", [1, 5, 9, 12])
-def test_a_cut_file_is_a_problem(ingesting: Ingesting, part: int):
+def test_a_truncated_file_is_a_problem(ingesting: Ingesting, part: int):
     content = parquet({"x": list(range(5000)), "y": [[1, 2, 3]] * 5000})
     said = ingesting.problem("parquet", content[: len(content) * part // 13])
     assert "cannot be read as parquet" in said

@@ -194,19 +194,19 @@ def test_a_hundred_thousand_entries_are_refused_unread(ingesting: Ingesting):
     )
 
 
-def test_a_nested_archive_is_only_a_file_of_another_kind(ingesting: Ingesting):
+def test_a_nested_archive_is_a_file_of_an_unknown_kind(ingesting: Ingesting):
     inner = zip_of("train-images")
     assert "begins with 50 4b 03 04" in ingesting.problem("idx.zip", zip_of("a", content=inner))
 
 
-def test_what_is_no_regular_file_is_refused(ingesting: Ingesting, tmp_path: Path):
+def test_a_path_that_is_not_a_regular_file_is_refused(ingesting: Ingesting, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         assert "not a regular file" in ingesting.problem("csv", path)
 
 
 @pytest.mark.parametrize("name", formats())
-def test_rubbish_is_a_problem_in_every_format(ingesting: Ingesting, name: str):
+def test_random_bytes_are_a_problem_in_every_format(ingesting: Ingesting, name: str):
     rubbish = np.random.default_rng(0).bytes(5000)
     assert ingesting.problem(name, rubbish)
     assert ingesting.problem(name, b"")

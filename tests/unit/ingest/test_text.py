@@ -65,7 +65,7 @@ def test_more_tokens_than_there_is_room_for_are_not_distinguished():
         (b"x" * (9 << 20), "line 1: the row is larger than 8,388,608 bytes"),
     ],
 )
-def test_what_is_no_text_is_refused(ingesting: Ingesting, content: bytes, says: str):
+def test_invalid_text_is_refused(ingesting: Ingesting, content: bytes, says: str):
     assert says in ingesting.problem("text", content)
 
 

@@ -118,7 +118,7 @@ def test_a_url_that_is_not_plain_is_refused(url: str):
         target_of(url)
 
 
-def test_a_plain_url_is_taken_apart():
+def test_a_plain_url_is_parsed():
     found = target_of("https://Hooks.Example.org:8443/a/b?c=d#e")
     assert found == Target("https", "hooks.example.org", 8443, "/a/b?c=d")
     assert found.authority == "hooks.example.org:8443"

@@ -67,12 +67,12 @@ def same(left: StatsArrays | Histograms, right: StatsArrays | Histograms) -> boo
 
 
 @given(st.one_of(figures(), histograms()))
-def test_a_chunk_gives_back_every_row_bit_for_bit(data: StatsArrays | Histograms):
+def test_a_chunk_returns_every_row_bit_for_bit(data: StatsArrays | Histograms):
     assert same(unpack_chunk(pack_chunk(data)), data)
 
 
 @given(st.one_of(figures(), histograms()), st.lists(series, min_size=1, max_size=4, unique=True))
-def test_a_block_gives_back_every_row_bit_for_bit(
+def test_a_block_returns_every_row_bit_for_bit(
     data: StatsArrays | Histograms, names: list[StoredSeries]
 ):
     numbers = np.arange(len(data.steps), dtype=np.uint32) % len(names)

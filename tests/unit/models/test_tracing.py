@@ -18,7 +18,7 @@ def _nothing_is_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_untraced_a_process_loads_nothing_and_says_nothing():
+def test_a_process_without_tracing_loads_and_sends_nothing():
     code = (
         "import sys; from models.telemetry import tracing; t = tracing.Tracing('x')\n"
         "with t.span('a', parent='', b=1) as span: span.tell(c=2); span.failed('d')\n"

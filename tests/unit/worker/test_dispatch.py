@@ -58,7 +58,7 @@ def test_a_number_means_exactly_that_device():
     assert one(Need("cuda", number=2), slots) is None
 
 
-def test_a_job_for_one_worker_goes_nowhere_else():
+def test_a_job_for_one_worker_runs_on_no_other():
     slots = cores("a", 4) + cores("b", 4, busy=4)
     assert one(Need("cpu", threads=1, worker="b"), slots) is None
 
@@ -149,7 +149,7 @@ def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot
 
 
 @given(queues, slots_of)
-def test_who_comes_first_is_served_as_if_nobody_stood_behind(
+def test_earlier_jobs_are_dispatched_as_if_no_later_one_waited(
     queue: list[Waiting], slots: list[Slot]
 ):
     whole = serve(queue, slots)

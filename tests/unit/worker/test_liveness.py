@@ -52,7 +52,7 @@ def test_a_stall_is_reported_once_until_the_rank_has_moved(clock: Clock, spool: 
     assert watchdog.spool_bytes == len(b"more bytes")
 
 
-def test_a_rank_that_speaks_does_not_stall(clock: Clock, spool: Path, make: Make):
+def test_a_rank_that_reports_does_not_stall(clock: Clock, spool: Path, make: Make):
     watchdog = make()
     for number in range(100):
         clock.now += 1
@@ -87,7 +87,7 @@ def test_it_is_not_inspected_on_every_turn(clock: Clock, spool: Path, make: Make
 
 
 @pytest.mark.parametrize(("on_stall", "presses"), [("warn", False), ("restart", True)])
-def test_what_a_stall_leads_to_is_the_specs_to_say(
+def test_the_spec_sets_what_a_stall_leads_to(
     on_stall: str, presses: bool, clock: Clock, make: Make
 ):
     watchdog = make(stall_timeout_s=7.0, on_stall=on_stall)

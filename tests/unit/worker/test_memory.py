@@ -50,7 +50,7 @@ def test_without_a_control_group_the_machine_is_asked(host: tuple[Path, Path]):
     assert oom_kills(*host) == 7
 
 
-def test_a_host_that_says_nothing_is_no_error(tmp_path: Path):
+def test_a_host_that_reports_nothing_is_no_error(tmp_path: Path):
     assert oom_kills(tmp_path, tmp_path) is None
     assert limit_bytes(tmp_path, tmp_path) is None
 
@@ -64,7 +64,7 @@ def test_the_limit_of_the_control_group(host: tuple[Path, Path]):
     assert limit_bytes(*host) == 1048576
 
 
-def test_this_host_can_be_asked():
+def test_the_kill_count_of_this_host_can_be_read():
     kills = memory.oom_kills()
     assert kills is None or kills >= 0
 

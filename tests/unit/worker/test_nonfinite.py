@@ -24,7 +24,7 @@ def finding(
     return where | {"causes": [*causes], "tensors": {"rows": [row(tensor, kind, nan=nan)]}}
 
 
-def test_a_finite_job_has_nothing_to_tell():
+def test_a_finite_job_reports_nothing():
     nonfinite = Nonfinite()
     nonfinite.on_metric(0, "loss", 1.0)
     nonfinite.on_stats({"step": 0, "rows": [row("fc1", "output")]})

@@ -86,7 +86,7 @@ def test_a_request_arrives_whole_under_the_name_of_its_host():
     assert headers["Host"] == f"hook.example:{server.server_port}"
 
 
-def test_a_name_that_changes_its_address_is_asked_once_and_the_judged_one_is_used():
+def test_a_host_name_is_resolved_once_and_the_checked_address_is_used():
     with receiver() as server:
         rebinding = Resolver(["127.0.0.1"], ["127.0.0.9"])
         assert post(server.url, rebinding).status == 200
@@ -180,7 +180,7 @@ def test_a_server_that_trickles_is_cut_off(line: bytes):
         thread.join(60)
 
 
-def test_a_resolver_that_hangs_is_not_waited_for():
+def test_a_resolver_that_hangs_times_out():
     over = threading.Event()
 
     def hang(host: str, port: int) -> Sequence[str]:
@@ -192,7 +192,7 @@ def test_a_resolver_that_hangs_is_not_waited_for():
     over.set()
 
 
-def test_nobody_there_is_reported():
+def test_a_refused_connection_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(OutboundFailed, match="takes no connection"):

@@ -39,14 +39,14 @@ def test_a_process_is_alive_until_it_ends_even_before_it_is_reaped(
     assert sleeper.returncode is None
 
 
-def test_a_recycled_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
+def test_a_reused_pid_gets_no_signal(sleeper: subprocess.Popen[bytes]):
     earlier = Identity(sleeper.pid, "1")
     assert processes.end(earlier, 0)  # it was gone before, and nobody is signaled
     assert not processes.signal_group(earlier, signal.SIGKILL)
     assert processes.alive(identity(sleeper))
 
 
-def test_a_pid_that_was_really_given_again_gets_no_signal():
+def test_a_pid_that_was_really_reused_gets_no_signal():
     """Set the next process id in the kernel; skip the test where that is not permitted."""
     last = Path("/proc/sys/kernel/ns_last_pid")
     with subprocess.Popen(["cat"], stdin=-1, start_new_session=True) as first:

@@ -50,7 +50,7 @@ def test_the_next_life_kills_what_outlived_this_one_with_its_children(
 
 
 @pytest.mark.parametrize("of", ["this boot", "another boot"])
-def test_a_recycled_pid_and_another_boot_are_left_alone(
+def test_a_reused_pid_and_another_boot_are_ignored(
     of: str, tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ):
     register = RankRegistry(tmp_path)
@@ -65,7 +65,7 @@ def test_a_recycled_pid_and_another_boot_are_left_alone(
     assert not list((tmp_path / "ranks").iterdir())
 
 
-def test_nonsense_in_the_register_is_swept_out(tmp_path: Path):
+def test_invalid_entries_of_the_register_are_removed(tmp_path: Path):
     register = RankRegistry(tmp_path)
     for number, text in enumerate(["", "{", "[]", '{"pid": "x"}', "null"]):
         (tmp_path / "ranks" / str(number)).write_text(text)

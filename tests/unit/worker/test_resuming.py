@@ -31,7 +31,7 @@ def row() -> Checkpoint:
     return Checkpoint(id="ckpt_1", key="c", files=files)
 
 
-def test_whole_files_are_whole(store: LocalArtifacts):
+def test_complete_files_have_no_defect(store: LocalArtifacts):
     assert defect(store, row()) is None
 
 
@@ -54,7 +54,7 @@ def test_a_small_file_is_read_and_a_large_one_left_to_the_engine(store: LocalArt
     assert defect(store, row()) is None
 
 
-def test_what_is_not_there_may_come_back(store: LocalArtifacts):
+def test_a_missing_file_does_not_mark_the_checkpoint_as_damaged(store: LocalArtifacts):
     (store.root / "c" / "model.safetensors").unlink()
     assert defect(store, row()) == RefusedCheckpoint(
         "ckpt_1", "model.safetensors is not there", False

@@ -186,7 +186,7 @@ def test_an_artifact_has_a_plain_name(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     "record", [{"type": "surprise"}, {"type": "metrics"}, {"type": "stats", "rows": 3}]
 )
-def test_what_is_no_record_is_refused_by_name(tmp_path: Path, record: dict[str, Any]):
+def test_an_invalid_record_is_refused_by_name(tmp_path: Path, record: dict[str, Any]):
     with pytest.raises(BadRecord, match=record["type"]):
         sort(tmp_path, record)
 
@@ -204,7 +204,7 @@ def test_progress_is_the_newest_and_no_event(tmp_path: Path):
     assert sorter.step == 2
 
 
-def test_what_a_rank_took_up_becomes_events_and_the_newest_revision(tmp_path: Path):
+def test_changes_that_a_rank_applied_become_events_and_the_newest_revision(tmp_path: Path):
     first = {"type": "probe", "step": 3, "revision": 1}
     first["changes"] = [{"probe": "prb_1", "action": "attached"}]
     second = {"type": "probe", "step": 5, "revision": 4, "changes": []}

@@ -37,5 +37,5 @@ def test_what_is_stored_of_a_spool_is_given_back_and_the_rest_can_be_read(tmp_pa
     assert read_frames(spool, offset)[0] == [{"type": "end", "number": 2000}]
 
 
-def test_a_file_that_is_not_there_is_no_error(tmp_path: Path):
+def test_a_missing_file_is_no_error(tmp_path: Path):
     assert not punch_hole(tmp_path / "none", 10)

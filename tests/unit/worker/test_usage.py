@@ -147,7 +147,7 @@ def test_figures_of_several_devices_are_joined_and_what_one_does_not_report_is_o
     }
 
 
-def test_devices_that_nobody_can_ask_about_give_no_figures():
+def test_devices_that_cannot_be_queried_give_no_metrics():
     reader = gpus.GpuUsageReader(["GPU-none"])
     try:
         assert reader.newest() == {}

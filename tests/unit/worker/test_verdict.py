@@ -51,7 +51,7 @@ def test_the_ranks_own_last_word_decides():
 
 
 @pytest.mark.parametrize("pressed", [CANCELLED, STOPPING, OVERDUE, StopReason(stalled_s=9.0)])
-def test_success_stands_even_where_somebody_asked_too_late(pressed: StopReason):
+def test_success_stays_if_a_cancel_comes_too_late(pressed: StopReason):
     found = verdict({"state": "succeeded"}, Exit(0), pressed)
     assert found == JobEnded("succeeded", "succeeded")
 
@@ -82,7 +82,7 @@ def test_cancelling_goes_before_pausing():
     assert verdict({"state": "paused"}, Exit(0), both) == JobEnded("cancelled", "cancelled")
 
 
-def test_a_cancelled_job_is_cancelled_however_it_had_to_be_made_to_end():
+def test_a_cancelled_job_is_cancelled_even_if_it_had_to_be_killed():
     by_kill = verdict(None, Exit(signal=signal.SIGKILL), CANCELLED)
     assert by_kill == JobEnded("cancelled", "killed")
     by_word = verdict({"state": "cancelled"}, Exit(0), CANCELLED)
@@ -140,7 +140,7 @@ def out_of_memory(step: int | None = 3) -> JobEnded:
 
 
 @pytest.mark.parametrize("parts", [1, 8])
-def test_a_job_that_may_is_retried_at_once_in_twice_as_many_parts(parts: int):
+def test_a_job_with_halve_batch_is_retried_at_once_with_twice_as_many_micro_batches(parts: int):
     found = halved(out_of_memory(), HALVING, parts, killed=False)
     assert isinstance(found, AttemptEnded)
     assert (found.exit_kind, found.counted) == ("oom_halved", False)
@@ -157,7 +157,9 @@ def test_a_job_that_may_is_retried_at_once_in_twice_as_many_parts(parts: int):
     ],
     ids=["loading", "fail", "no training", "something else"],
 )
-def test_others_are_not(end: JobEnded, spec: dict[str, Any], parts: int):
+def test_other_failures_are_not_retried_with_micro_batches(
+    end: JobEnded, spec: dict[str, Any], parts: int
+):
     assert halved(end, spec, parts, killed=False) is end
 
 

@@ -7,12 +7,12 @@ import { ended, type Job, type Layer, type Page } from "../../api/types";
 import { count } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox, StateBadge } from "../../ui/state";
-import { Figures } from "./figures";
-import { Histograms } from "./histograms";
+import { Figures } from "./statistics/statistics";
+import { Histograms } from "./statistics/histograms";
 import { find, KIND_NAMES, KIND_TITLES, selected, tensorNames } from "./kinds";
-import { Light, LightTip, Rules } from "./light";
-import { rowOf, shapeText } from "./rows";
-import { TensorView } from "./tensor";
+import { Light, LightTip, Rules } from "./layers/health-sign";
+import { rowOf, shapeText } from "./layers/rows";
+import { TensorView } from "./tensors/tensor";
 
 const VIEWS = { steps: "Over steps", histogram: "Histograms", tensor: "Values and maps" } as const;
 

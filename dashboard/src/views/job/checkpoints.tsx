@@ -8,8 +8,8 @@ import { ago, bytes, count, figure } from "../../format";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { notify } from "../../ui/toast";
 import { pollEvery } from "./data";
-import { Dialog, Ending } from "./dialog";
-import { Fork } from "./fork";
+import { Dialog, Ending } from "./actions/dialog";
+import { Fork } from "./actions/fork";
 
 const COLUMNS = 4; // the most metrics shown per checkpoint
 

@@ -4,7 +4,7 @@ import { ended, type Job, num, type Page } from "../../api/types";
 import { ago, count, duration, figure } from "../../format";
 import { StateBadge } from "../../ui/state";
 import { lostAt } from "../jobs/finite";
-import { Actions } from "./actions";
+import { Actions } from "./actions/actions";
 import { costText } from "./cost";
 
 export function Header({ job }: { job: Job }) {

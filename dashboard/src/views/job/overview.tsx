@@ -7,11 +7,11 @@ import { count, figure } from "../../format";
 import { useQuery } from "../../query";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { bestOf, directionOf, lostAt } from "../jobs/finite";
-import { type ChartLook, Labelled, MetricChart } from "./chart";
+import { type ChartLook, Labelled, MetricChart } from "./charts/chart";
 import { type Axis, type Metric, pollEvery, type Steps, summaryMetrics, useAxis, useEventsAs, useMetrics } from "./data";
-import { Failure } from "./failure";
-import { type Group, grouped, inOrder, isSystem } from "./groups";
-import { fewer, MARKED, markersOf, markOf, marksOf } from "./marks";
+import { Failure } from "./logs/failure";
+import { type Group, grouped, inOrder, isSystem } from "./charts/groups";
+import { fewer, MARKED, markersOf, markOf, marksOf } from "./charts/marks";
 
 type Asked = ReturnType<typeof useQuery>;
 const FEW = 12; // more charts than this get a search field

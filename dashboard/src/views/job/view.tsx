@@ -7,12 +7,12 @@ import { ended, type Job } from "../../api/types";
 import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Checkpoints } from "./checkpoints";
-import { Events } from "./events";
+import { Events } from "./logs/events";
 import { Header } from "./header";
-import { Logs } from "./logs";
+import { Logs } from "./logs/logs";
 import { Overview } from "./overview";
-import { Predictions } from "./predictions";
-import { SpecTab } from "./spec";
+import { Predictions } from "./predictions/predictions";
+import { SpecTab } from "./spec/spec";
 
 const Inside = part(() => import("../inside/panel").then((it) => it.Inside));
 

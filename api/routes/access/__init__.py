@@ -1,0 +1,1 @@
+"""Routes of what belongs to an owner: keys, sessions, quotas, webhooks."""

@@ -1,0 +1,1 @@
+"""Routes of the service itself: health, metrics, catalog, devices, workers, queue."""

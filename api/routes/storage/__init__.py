@@ -1,0 +1,1 @@
+"""Routes of what is stored as files: datasets, checkpoints, artifacts."""

@@ -1,0 +1,1 @@
+"""The cost of making batches, and the memory that training takes."""

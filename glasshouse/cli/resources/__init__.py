@@ -1,0 +1,1 @@
+"""The commands for what is not a job: datasets, devices, checkpoints, quotas, webhooks, workers."""

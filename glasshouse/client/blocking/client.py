@@ -1,0 +1,255 @@
+# Made from glasshouse/client/aio/client.py by .ci/twins.py: change that file.
+"""The client object: the entry point to one service."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx2
+
+from glasshouse.client.blocking.inference import Inferring
+from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.records import Checkpoint, Record
+from glasshouse.client.blocking.resources import (
+    Catalog,
+    Checkpoints,
+    Datasets,
+    Devices,
+    Jobs,
+    Keys,
+    Quotas,
+    Webhooks,
+    Workers,
+)
+from glasshouse.client.blocking.running import in_process
+from glasshouse.client.blocking.stream import EventStream
+from glasshouse.client.blocking.trainer import Trainer
+from glasshouse.client.blocking.transport import Transport
+from glasshouse.client.connection.address import find_service
+from glasshouse.client.connection.requests import API, Request, with_json
+from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.specs import (
+    JobOptions,
+    ResultField,
+    Spec,
+    TrainOptions,
+    as_document,
+)
+
+INPROC = "inproc://"
+
+
+class Client:
+    """A client of a Glasshouse service.
+
+    Without arguments, it connects to the service given by ``GLASSHOUSE_URL`` and
+    ``GLASSHOUSE_API_KEY``, or else to the one that ``glasshouse up`` runs on this machine.
+
+    The blocking client is thread-safe. The async client has the same methods; use it from one
+    event loop only.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+        http_client: httpx2.Client | None = None,
+    ) -> None:
+        """Find the address of the service. No request is sent yet.
+
+        Args:
+            url: the address of the service. ``inproc://`` runs a service in this process, for use
+                with a debugger: see docs/how-to/debug.md.
+            api_key: the API key.
+            timeout: the read timeout, in seconds.
+            max_retries: how many times to retry a request after a retryable error.
+            http_client: a custom HTTP client, for example with your own proxies or certificates.
+                You must close it yourself.
+
+        Raises:
+            APIConnectionError: no address is configured and no local service was found.
+        """
+        own = None
+        if url == INPROC:
+            address, own = in_process()
+        else:
+            address = find_service(url, api_key)
+        self._transport = Transport(
+            address,
+            timeout_s=timeout,
+            max_retries=max_retries,
+            http=http_client or own,
+            owns_http=http_client is None,
+        )
+        self._add_resources()
+
+    def _add_resources(self) -> None:
+        self.url = self._transport.address.url
+        self.jobs = Jobs(self._transport)
+        self.datasets = Datasets(self._transport)
+        self.checkpoints = Checkpoints(self._transport)
+        self.devices = Devices(self._transport)
+        self.workers = Workers(self._transport)
+        self.keys = Keys(self._transport)
+        self.quotas = Quotas(self._transport)
+        self.webhooks = Webhooks(self._transport)
+        self.catalog = Catalog(self._transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def with_options(self, *, timeout: float | None = None, max_retries: int | None = None) -> Self:
+        """Return a copy of the client with other options, for example for a single call.
+
+        The copy shares the connections of the original.
+
+        Args:
+            timeout: the read timeout, in seconds. Unchanged by default.
+            max_retries: how many times to retry a request. Unchanged by default.
+        """
+        copy = object.__new__(type(self))
+        copy._transport = self._transport.with_options(timeout, max_retries)
+        copy._add_resources()
+        return copy
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """Send any API request, with the client's API key, retries and error handling.
+
+        Args:
+            method: ``GET``, ``POST`` …. Requests are retried, so send an ``Idempotency-Key`` header
+                with a POST.
+            path: the path, such as ``/api/v1/jobs``. May include a query: ``?force=true``.
+            params: query parameters, in addition to those in the path. A list repeats a parameter.
+            json: the body.
+            headers: additional headers.
+
+        Returns:
+            The complete response: ``status_code``, ``headers``, ``content``.
+        """
+        request = with_json(Request(method, path, params or {}, headers or {}), json)
+        return self._transport.send(request)
+
+    def info(self) -> dict[str, Any]:
+        """Return the service's version, capabilities and limits."""
+        return self._transport.get("/")
+
+    def ready(self) -> dict[str, Any]:
+        """Return the readiness checks of the service. Raises if it is not ready."""
+        return self._transport.decode(self.request("GET", "/readyz")) or {}
+
+    def browser_link(self) -> str:
+        """Create a link that opens the dashboard. It works once and expires after one minute."""
+        return (self._transport.post("/tickets"))["url"]
+
+    def queue(self) -> list[Record]:
+        """List the queued jobs and the reason that each waits, next to run first."""
+        entries = self._transport.all("/queue")
+        return [Record(self._transport, entry) for entry in entries]
+
+    def stream(
+        self,
+        jobs: Sequence[Job | str],
+        types: Iterable[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        *,
+        give_up_after_s: float = 120.0,
+    ) -> EventStream:
+        """Stream the events of several jobs over one connection until all jobs have ended.
+
+        Args:
+            jobs: up to 32 jobs, or their ids.
+            types: only events of these types. Default: all.
+            after: by job id, the ``seq`` of the last event to skip. Default: 0 for each.
+            give_up_after_s: raise an error if the service is unreachable for this many seconds.
+        """
+        ids = [job if isinstance(job, str) else job.id for job in jobs]
+        return EventStream(
+            self._transport,
+            f"{API}/stream",
+            types=types,
+            after={job: (after or {}).get(job, 0) for job in ids},
+            give_up_after_s=give_up_after_s,
+        )
+
+    def plan(self, spec: Spec) -> dict[str, Any]:
+        """Validate a job spec and return its layers, shapes, memory and devices. Stores nothing."""
+        return self._transport.post("/plan", as_document(spec))
+
+    def train(self, network: Any, data: Any, **options: Unpack[TrainOptions]) -> Job:
+        """Train a network.
+
+        Args:
+            network: a `Graph`, its dict, or the list of its layers; a preset, by name or as
+                ``{"type": "preset", "preset", "args"}``; or a torch ``nn.Module``. A module is
+                traced to a graph, the graph is compared with the module, and its weights are
+                uploaded.
+            data: one of: a dataset or its id; a list of datasets, which are trained on as one;
+                arrays, which are uploaded (a dict by column, a dict of such dicts by split, or an
+                ``(x, y)`` pair); a data frame; a torch dataset; a ``DataLoader``, of which the
+                dataset, batch size and order are used; or a dict as ``data`` in a spec.
+            options: see `TrainOptions`: ``loss``, ``optimizer``, ``epochs`` …. You can pass torch
+                losses and optimizers; their type and arguments are read from the object.
+
+        Returns:
+            The queued job.
+        """
+        trainer = Trainer(self.datasets, self.checkpoints)
+        return self.jobs.create(trainer.spec(network, data, options))
+
+    def infer(
+        self,
+        source: Job | Checkpoint | str,
+        inputs: Any = None,
+        *,
+        data: Any = None,
+        outputs: Sequence[str] | None = None,
+        fields: Sequence[ResultField] | ResultField | None = None,
+        **options: Unpack[JobOptions],
+    ) -> dict[str, Array]:
+        """Run inference with a trained network and return the outputs of any of its layers.
+
+        Blocks until the inference job has ended.
+
+        Args:
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            inputs: an array for the network's input, or a dict of arrays by field. For a sequence
+                field, a list of rows of any length, or of texts if the field has tokens.
+            data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
+            outputs: the layers to return. Default: the network's outputs.
+            fields: any of ``value``, ``id`` (the argmax) and ``prob`` (its probability). Default:
+                ``value``; all three for the scores of a classifier.
+            options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+
+        Returns:
+            Arrays by layer name, with one entry per row. For a classifier, also ``<layer>/id``,
+            ``<layer>/prob`` and, if the classes have names, ``<layer>/class``. With several
+            ``fields``, all arrays are named ``<layer>/<field>``.
+        """
+        running = Inferring(self.jobs, self.datasets, self.checkpoints)
+        return running.run(source, (inputs, data), outputs, fields, options)

@@ -1,0 +1,228 @@
+# Made from glasshouse/client/aio/results.py by .ci/twins.py: change that file.
+"""The results of a job: state, outputs, samples, checkpoints and artifacts."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+from glasshouse.client.blocking.records import Checkpoint, Record
+from glasshouse.client.data.statistics import Phase, Step
+from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
+from glasshouse.errors import APIError, JobCancelled, JobFailed
+from glasshouse.metric_direction import direction_of
+
+ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
+_KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
+
+
+class Results(Record):
+    """The result methods of a job."""
+
+    @property
+    def state(self) -> str:
+        """The state of the job.
+
+        One of ``queued``, ``starting``, ``running``, ``pausing``, ``paused``, ``cancelling``, or a
+        final state: ``succeeded``, ``failed``, ``cancelled``.
+        """
+        return self.data["state"]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has succeeded, failed or been canceled."""
+        return self.state in ENDINGS
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Why the job failed. None if it has not failed."""
+        return self.data.get("error")
+
+    def raise_if_unsuccessful(self) -> None:
+        """Raise `JobFailed` or `JobCancelled` if the job ended that way."""
+        if self.state == "failed":
+            raise JobFailed(self.id, self.error or {})
+        if self.state == "cancelled":
+            raise JobCancelled(f"{self.id} was canceled")
+
+    def refresh(self) -> Self:
+        """Fetch the current state of the job."""
+        self._fetch()
+        return self
+
+    def result(self) -> Any:
+        """Return the ``result`` of an ended job. None if the result is only in the artifacts.
+
+        Raises:
+            JobFailed: the job failed.
+            JobCancelled: the job was canceled.
+        """
+        if not self.has_ended:
+            self.refresh()
+        self.raise_if_unsuccessful()
+        return self.data.get("result")
+
+    def outputs(self) -> dict[str, Array]:
+        """Return the outputs of an inference job, named ``<layer>/<field>``.
+
+        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``.
+        """
+        return read_outputs(self.artifact("outputs.safetensors"))
+
+    def artifact(self, name: str) -> bytes:
+        """Return the bytes of one artifact."""
+        return self._transport.download(f"{self.path}/artifacts/{quote(name, safe='')}")
+
+    def sampled_steps(self) -> list[int]:
+        """Return the steps whose evaluation stored sample predictions."""
+        return self._kept_steps("samples")
+
+    def samples(self, step: int | None = None) -> dict[str, Array]:
+        """Return sample predictions on validation rows: outputs and targets by name.
+
+        ``row`` has the row numbers. Set the number of samples in the spec:
+        ``"evaluate": {"samples": 8}``.
+
+        Args:
+            step: the step of the evaluation. Default: the newest evaluation.
+
+        Raises:
+            APIError: no evaluation has stored samples.
+        """
+        return self._kept("samples", step)
+
+    def metric_tensors(self, step: int | None = None) -> dict[str, Array]:
+        """Return the non-scalar metrics of an evaluation, by metric name.
+
+        For example, a confusion matrix of shape [classes, classes], or the curves of a ROC as
+        ``roc/0``, ``roc/1``.
+
+        Args:
+            step: the step of the evaluation. Default: the newest evaluation.
+
+        Raises:
+            APIError: no evaluation has stored metric tensors.
+        """
+        return self._kept("metrics", step)
+
+    def metric_tensor_steps(self) -> list[int]:
+        """Return the steps whose evaluation stored metric tensors."""
+        return self._kept_steps("metrics")
+
+    def _kept(self, what: str, step: int | None) -> dict[str, Array]:
+        if step is None:
+            steps = self._kept_steps(what)
+            if not steps:
+                raise APIError(f"{self.id} has stored no {what} yet")
+            step = steps[-1]
+        return read_tensors(self.artifact(f"{what}-{step}.safetensors"))
+
+    def _kept_steps(self, what: str) -> list[int]:
+        found = [_KEPT.fullmatch(item.data["name"]) for item in self.artifacts()]
+        return sorted(int(name[2]) for name in found if name is not None and name[1] == what)
+
+    def artifacts(self) -> list[Record]:
+        """List the artifacts of the job."""
+        entries = self._transport.all(f"{self.path}/artifacts")
+        return [Record(self._transport, entry) for entry in entries]
+
+    def captures(
+        self,
+        layer: str | None = None,
+        *,
+        kind: str | None = None,
+        step: int | None = None,
+        phase: Phase | None = None,
+    ) -> list[Record]:
+        """List the captured tensors: layer, kind, step, shape and size in bytes.
+
+        Args:
+            layer: a glob over names.
+            kind: ``output``, ``param`` …
+            step: only this step.
+            phase: only ``train`` or only ``evaluate``.
+        """
+        params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
+        entries = self._transport.all(f"{self.path}/captures", params)
+        return [Record(self._transport, entry) for entry in entries]
+
+    def tensors(
+        self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
+    ) -> dict[str, Array]:
+        """Fetch several captured tensors of one step in one request.
+
+        Args:
+            names: names of the form ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
+            step: the step, or ``"latest"``.
+            phase: ``train`` or ``evaluate``.
+
+        Raises:
+            NotFoundError: one of the tensors was not captured at this step.
+        """
+        params = {"name": list(names), "step": step, "phase": phase}
+        return read_tensors(self._transport.download(f"{self.path}/tensors", params))
+
+    def best_checkpoint(
+        self, metric: str = "validation/loss", mode: Literal["min", "max"] | None = None
+    ) -> Checkpoint:
+        """Return the complete checkpoint with the best value of a metric.
+
+        Args:
+            metric: the name of the metric.
+            mode: ``min`` if lower is better, ``max`` if higher is better. Default: inferred from
+                the metric's name: ``min`` for a loss or an error, ``max`` for an accuracy or a
+                score.
+
+        Raises:
+            ValueError: ``mode`` is unset and cannot be inferred from the metric's name.
+            APIError: no checkpoint has a finite value of this metric.
+        """
+        mode = mode or direction_of(metric)
+        if mode is None:
+            detail = f"mode cannot be inferred from the metric name {metric!r}"
+            raise ValueError(f"{detail}: set mode='min' or mode='max'")
+        best: tuple[float, Checkpoint] | None = None
+        sign = 1 if mode == "min" else -1
+        for one in self.checkpoints():
+            value = one.metrics.get(metric)
+            if not isinstance(value, (int, float)):  # missing, NaN or Inf
+                continue
+            if best is None or sign * value < best[0]:
+                best = sign * value, one
+        if best is None:
+            raise APIError(f"{self.id} has no checkpoint with a value of {metric}")
+        return best[1]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """List the checkpoints of the job, ordered by step."""
+        entries = self._transport.all(f"{self.path}/checkpoints")
+        found = [Checkpoint(self._transport, entry) for entry in entries]
+        return sorted(found, key=lambda checkpoint: checkpoint.data.get("step", 0))
+
+    def weights(self) -> dict[str, Array]:
+        """Return the weights of the newest checkpoint, by torch parameter name."""
+        return (self._newest()).weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights of the newest checkpoint as torch tensors, by module parameter name.
+
+        Use as ``module.load_state_dict(job.state_dict())``. If the module has parameters
+        that ``forward`` never uses, use `load_into` instead.
+        """
+        return (self._newest()).state_dict()
+
+    def load_into(self, module: Any) -> None:
+        """Load the weights of the newest checkpoint into the torch module that was trained.
+
+        Parameters that ``forward`` never uses are left unchanged.
+
+        Raises:
+            ValueError: the module lacks a parameter or has another shape.
+        """
+        (self._newest()).load_into(module)
+
+    def _newest(self) -> Checkpoint:
+        found = self.checkpoints()
+        if not found:
+            raise APIError(f"{self.id} has no complete checkpoint yet")
+        return found[-1]

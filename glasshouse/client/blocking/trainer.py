@@ -1,0 +1,155 @@
+# Made from glasshouse/client/aio/trainer.py by .ci/twins.py: change that file.
+"""The implementation of `Client.train`: upload data and weights, then build the spec."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from glasshouse.client.blocking.records import Dataset
+from glasshouse.client.blocking.resources import Checkpoints, Datasets
+from glasshouse.client.blocking.running import in_thread
+from glasshouse.client.data.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.data.frames import as_columns, is_frame
+from glasshouse.client.modules import is_dataset, is_module
+from glasshouse.client.modules.weight_names import with_rates
+from glasshouse.client.training.arguments import accept
+from glasshouse.client.training.sources import (
+    arguments_of,
+    declared,
+    first_split,
+    for_all,
+    has_uncounted,
+    sources,
+    with_shapes,
+)
+from glasshouse.client.training.specs import (
+    Document,
+    TrainOptions,
+    as_document,
+    check_options,
+    train_spec,
+    window_fields,
+)
+
+if TYPE_CHECKING:
+    from glasshouse.client.modules.tracing import Traced
+
+
+class Trainer:
+    """Builds training specs from networks and data of any supported type."""
+
+    def __init__(self, datasets: Datasets, checkpoints: Checkpoints) -> None:
+        self._datasets = datasets
+        self._checkpoints = checkpoints
+
+    def spec(self, network: Any, data: Any, options: TrainOptions) -> Document:
+        """Upload what the spec refers to and return the spec.
+
+        Raises:
+            TypeError: an option is unknown, missing or of a type that a spec cannot express.
+            ValueError: the data is inconsistent.
+            CannotTrace: the module cannot be expressed as a graph.
+        """
+        taken = accept(network, data, options)
+        options = taken.options
+        check_options(network, options)
+        described = self._data(taken.data, arguments_of(network), options)
+        if is_module(network):
+            traced, begin = self._upload_module(network, described, options)
+            network = with_rates(traced.graph, traced.weights, taken.rates)
+            options["init"] = begin
+        return train_spec(network, described, options)
+
+    def _upload_module(
+        self, module: Any, data: Document, options: TrainOptions
+    ) -> "tuple[Traced, Document]":
+        """Trace a module and upload its weights; return the trace and ``init`` of the spec."""
+        from glasshouse.client.modules.sample_batches import trace_for  # noqa: PLC0415 (imports torch)
+
+        dataset = self._datasets.get(data["train"]["dataset"])
+        fields = with_shapes(data["fields"], dataset)
+        limit = as_document(options.get("sequence") or data.get("sequence") or {})
+        longest, asked = limit.get("max_length"), options.get("inputs")
+        traced, inputs = in_thread(lambda: trace_for(module, fields, longest, asked))
+        read = {name.partition(".")[0] for name in inputs.values()}
+        checkpoint = self._checkpoints.create(
+            traced.weights,
+            traced.graph,
+            {name: field for name, field in fields.items() if name in read},
+            name=type(module).__name__,
+            reuse=True,
+        )
+        return traced, {"checkpoint": checkpoint.id}
+
+    def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        if _is_several(data):
+            return self._several(data, arguments, options)
+        if is_frame(data) or is_dataset(data) or is_arrays(data):
+            return self._uploaded(data, arguments, options)
+        if isinstance(data, (str, Dataset)):
+            return self._stored(data, arguments, options)
+        described = as_document(data)
+        if "fields" in options:
+            described = {**described, "fields": as_document(options["fields"])}
+        if "fields" not in described:
+            raise ValueError("data has no fields: set fields={name: {'type': …}, …}")
+        return described
+
+    def _stored(
+        self, data: str | Dataset, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """``data`` of the spec for a dataset of the service."""
+        dataset = data if isinstance(data, Dataset) else self._datasets.named(data)
+        dataset = dataset.wait()
+        fields: Document = {}
+        if options.get("windows") is not None:
+            fields = window_fields(options.get("windows"))
+        elif "fields" not in options:
+            stats = dataset.stats() if has_uncounted(dataset) else None
+            label = options.get("label")
+            fields = declared(dataset, stats, arguments, None if label is None else str(label))
+        return {
+            **sources(dataset, options),
+            "fields": as_document(options.get("fields", fields)),
+        }
+
+    def _uploaded(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        """``data`` of the spec for arrays, a frame or a torch dataset, which is uploaded once."""
+        splits, fields = in_thread(lambda: _read(data, arguments, options))
+        name = options.get("name")
+        if not is_ragged(splits) or len(splits) == 1:
+            dataset = self._datasets.upload(splits, name=name, reuse=True)
+            return {**sources(dataset, options), "fields": fields}
+        found: Document = {}
+        for part, split in splits.items():
+            dataset = self._datasets.upload({"train": split}, name=name, reuse=True)
+            found[part] = {"dataset": dataset.id, "split": first_split(dataset, "all")}
+        return {**found, "fields": fields}
+
+    def _several(
+        self, data: list[str | Dataset], arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """``data`` of the spec for several datasets; the fields are those of the first."""
+        validation = options.get("validation")
+        first, *others = [self._data(item, arguments, options) for item in data]
+        if isinstance(validation, float):
+            detail = "validation cannot be a fraction of several datasets"
+            raise ValueError(f"{detail}: set a fraction for each in data={{'train': [...]}}")
+        train = [first["train"], *(item["train"] for item in others)]
+        return {**first, "train": train, "fields": for_all([first, *others])}
+
+
+def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[Splits, Document]:
+    """The columns of in-memory data, and the fields that read them."""
+    label, validation = options.get("label"), options.get("validation")
+    columns, fields = as_columns(data, label, arguments)
+    held_back = validation is None or isinstance(validation, (float, str))
+    validating = None if held_back else as_columns(validation, label, arguments)[0]
+    splits = read_splits(columns, validating)
+    derived = derive_fields(splits, arguments, label) if fields is None else fields
+    return splits, as_document(options.get("fields", derived))
+
+
+def _is_several(data: Any) -> TypeGuard[list[str | Dataset]]:
+    """Whether it is a list of datasets."""
+    several = isinstance(data, list) and bool(data)  # pyright: ignore[reportUnknownArgumentType]
+    return several and all(isinstance(item, (str, Dataset)) for item in cast("list[Any]", data))
