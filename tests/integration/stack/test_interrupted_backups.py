@@ -33,6 +33,13 @@ from tests.running import Postgres, connected, database_of
 from tests.waiting import until
 
 NUM_STEPS = 50
+KILLED = [
+    "backup",
+    "server",
+    pytest.param("client", marks=pytest.mark.slow),
+    pytest.param("program", marks=pytest.mark.slow),
+]
+"""What is killed: the command, the database server, the command by SIGTERM, pg_dump itself."""
 
 
 @dataclass
@@ -230,7 +237,7 @@ def _has_ended_or_outlived(server: Server, limit_s: float) -> bool:
     return len(held) < 2 or all(one["since_s"] > limit_s for one in held)
 
 
-@pytest.mark.parametrize("who", ["backup", "client", "program", "server"])
+@pytest.mark.parametrize("who", KILLED)
 def test_a_killed_backup_is_invalid(who: str, server: Server, home: Path, tmp_path: Path):
     settings = Settings(home=home, database_url=server.make())
     filled(settings)
@@ -258,7 +265,7 @@ def lock_until_killed(settings: Settings) -> Generator[None]:
         pass
 
 
-@pytest.mark.parametrize("who", ["backup", "client", "program", "server"])
+@pytest.mark.parametrize("who", KILLED)
 def test_a_restore_that_is_killed_is_refused_at_start_until_it_is_done_again(
     who: str, server: Server, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -16,11 +16,14 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(900)  # half a minute of numpy, or minutes where the machine is busy
-def test_the_kernel_is_right_in_the_interpreter():
+@pytest.mark.parametrize(
+    "tests", ["gpu and not slow", pytest.param("gpu and slow", marks=pytest.mark.slow)]
+)
+def test_the_kernel_is_right_in_the_interpreter(tests: str):
     """In a process of its own, because Triton reads the variable when it is imported."""
     if find_spec("triton") is None:
         absent("Triton, which is there for Linux")
-    command = [sys.executable, "-m", "pytest", "tests/gpu/test_triton_kernel.py", "-m", "gpu"]
+    command = [sys.executable, "-m", "pytest", "tests/gpu/test_triton_kernel.py", "-m", tests]
     done = subprocess.run(
         [*command, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"],
         cwd=ROOT,
@@ -44,7 +47,7 @@ from engine.probes.statistics import triton_kernel as k
 def compile(function, signature, **constants):
     given = signature | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=function, signature=given, constexprs=constants)
-    for architecture in (75, 80, 90):
+    for architecture in (75, 90):  # the oldest and the newest
         made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
         assert "cubin" in made.asm
         ptx = made.asm["ptx"]

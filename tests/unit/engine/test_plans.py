@@ -465,7 +465,7 @@ print(ends.pop(0, 0), ends.pop(-signal.SIGPROF, 0), ends)
 
 def test_wherever_a_plan_is_when_its_time_is_over_nothing_but_the_limit_ends_it():
     """Plans of about 0.1 s, with limits from almost nothing to more than they need."""
-    many = int(os.environ.get("PLANS", "40"))
+    many = int(os.environ.get("PLANS", "20"))
     done = subprocess.run(
         [sys.executable, "-c", MANY, os.environ.get("SEED", "1"), str(many)],
         capture_output=True,

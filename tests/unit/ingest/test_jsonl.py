@@ -154,7 +154,7 @@ def test_long_rows_are_cut_when_they_are_shown(ingesting: Ingesting):
 
 def test_memory_does_not_grow_with_the_rows(ingesting: Ingesting):
     text = lines({"ids": list(range(100, 140)), "y": 1}, {"ids": [1], "y": 0})
-    few = ingesting.process("jsonl", ingesting.file(text * 50_000))  # 12 MB
-    many = ingesting.process("jsonl", ingesting.file(text * 200_000))
-    assert many["answer"]["meta"]["splits"] == {"all": 400_000}
+    few = ingesting.process("jsonl", ingesting.file(text * 25_000))  # 6 MB
+    many = ingesting.process("jsonl", ingesting.file(text * 100_000))
+    assert many["answer"]["meta"]["splits"] == {"all": 200_000}
     assert many["peak_bytes"] < few["peak_bytes"] + (8 << 20)
