@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-.PHONY: help setup page demo up test test-slow shuffled chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,11 +28,14 @@ up: setup ## start the service and run it until Ctrl-C
 	@.venv/bin/glasshouse up
 
 test: setup ## all tests except the slow ones
-	$(PYTEST) tests/unit tests/contract tests/soak -n 2 -m "not slow and not gpu"
+	$(PYTEST) tests/unit tests/contract tests/soak -n 3 -m "not slow and not gpu"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
 	$(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
+
+test-quick: setup ## the unit and contract tests that take less than a second each, for the inner loop
+	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu and not long"
 
 test-slow: setup ## the slow tests: real data, more killed workers, every limit of the API
 	$(PYTEST) tests -m slow

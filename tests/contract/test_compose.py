@@ -29,6 +29,7 @@ def test_it_fits_the_schema_of_compose_files():
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.long
 def test_its_commands_exist(name: str):
     interpreter, flag, module, *options = OURS[name]["command"]
     assert (interpreter, flag) == ("python", "-m")

@@ -165,6 +165,7 @@ def found_in(names: Iterable[str], forbidden: set[str]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_no_code_unpickles_evaluates_or_starts_a_shell():
     assert len(FILES) > 500
     others = [name for name in FILES if name not in SHOWS]

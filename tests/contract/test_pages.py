@@ -144,6 +144,7 @@ def test_every_field_of_a_spec_has_a_description():
             assert field.description, f"{model.__name__}.{name} has no description"
 
 
+@pytest.mark.long
 def test_every_example_of_a_field_is_a_value_that_the_field_takes():
     for model in generated().SPEC_MODELS:
         for name, field in model.model_fields.items():

@@ -146,6 +146,7 @@ def test_every_operation_has_a_method_or_a_reason_to_have_none():
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.long
 def test_the_method_of_an_operation_asks_for_it(
     serve: Serve, make_client: Callable[..., gh.Client], name: str
 ):

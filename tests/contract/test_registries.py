@@ -124,6 +124,7 @@ def entries(http: httpx2.Client, section: str) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in found}
 
 
+@pytest.mark.long
 def test_a_format_is_in_the_catalog_from_which_the_form_is_drawn(http: httpx2.Client):
     found = entries(http, "datasets")["fasta"]
     assert found == {
@@ -163,6 +164,7 @@ def test_the_api_infers_the_format(http: httpx2.Client, name: str | None, media_
     assert answer.json()["format"] == "fasta"
 
 
+@pytest.mark.long
 def test_the_client_uploads_a_file_by_its_name(service: Api, tmp_path: Path):
     (tmp_path / "genes.fasta").write_text(RECORDS)
     with gh.Client(service.url, service.key("grace")) as client:
@@ -176,6 +178,7 @@ def test_the_client_uploads_a_file_by_its_name(service: Api, tmp_path: Path):
             client.datasets.upload(__file__)
 
 
+@pytest.mark.long
 def test_the_command_line_lists_and_uploads_it(service: Api, tmp_path: Path):
     (tmp_path / "genes.fa").write_text(RECORDS)
     environment = {
@@ -198,6 +201,7 @@ def test_the_command_line_lists_and_uploads_it(service: Api, tmp_path: Path):
     assert uploaded["splits"] == {"all": 2}
 
 
+@pytest.mark.long
 def test_a_layer_and_a_loss_are_in_the_catalog_and_in_a_plan(http: httpx2.Client):
     layer, loss = entries(http, "layers")["Scaled"], entries(http, "losses")["LogCosh"]
     assert layer["summary"] == "Multiplies its input by a factor."
@@ -271,6 +275,7 @@ def options_of(command: Callable[..., Any]) -> list[Any]:
         ("[glasshouse.layers]\nScaled = bench_tools.nothing:Scaled", "cannot be loaded"),
     ],
 )
+@pytest.mark.long
 def test_what_cannot_be_used_is_named(
     points: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

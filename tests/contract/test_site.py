@@ -105,6 +105,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(copy: Path):
     done = build(copy)
     assert done.returncode == 0, done.stdout + done.stderr

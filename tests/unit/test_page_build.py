@@ -66,6 +66,7 @@ def without_node(tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(tmp_path / "nothing"), "PIP_NO_INDEX": "1"}
 
 
+@pytest.mark.long
 def test_it_is_built_once_for_each_state_of_its_sources(furnished: Path):
     first = build(furnished)
     assert (first.returncode, first.stdout) == (0, "the dashboard is built\n"), first.stderr
@@ -92,6 +93,7 @@ def test_a_source_that_is_wrong_is_reported_and_leaves_no_stamp(furnished: Path)
     assert not (furnished / "dashboard" / "dist" / ".sources").exists()
 
 
+@pytest.mark.long
 def test_a_wheel_holds_the_page_and_serves_it(furnished: Path, tmp_path: Path):
     made, _ = wheel(furnished, tmp_path / "out")
     zipfile.ZipFile(made).extractall(tmp_path / "site")
@@ -109,6 +111,7 @@ def test_a_wheel_holds_the_page_and_serves_it(furnished: Path, tmp_path: Path):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "site", check=True)
 
 
+@pytest.mark.long
 def test_without_node_a_wheel_is_made_and_one_line_says_what_it_lacks(tree: Path, tmp_path: Path):
     made, said = wheel(tree, tmp_path / "out", **without_node(tmp_path))
     (line,) = [line for line in said.splitlines() if "no dashboard" in line]
@@ -130,6 +133,7 @@ def test_a_node_that_is_too_old_is_not_used(tree: Path, tmp_path: Path):
     assert "no Node 20 or newer" in failed.stderr
 
 
+@pytest.mark.long
 def test_a_wheel_without_the_pages_sources_is_made(tree: Path, tmp_path: Path):
     shutil.rmtree(tree / "dashboard")
     _, said = wheel(tree, tmp_path / "out")

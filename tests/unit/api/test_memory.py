@@ -36,6 +36,7 @@ libc.fclose(file)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc's own malloc")
 @pytest.mark.parametrize("how", ["shared", "as it comes"])
+@pytest.mark.long
 def test_the_threads_of_an_api_take_their_memory_from_two_places(how, tmp_path):
     """As it comes each of the eight has one: the control."""
     told = tmp_path / "heaps.xml"

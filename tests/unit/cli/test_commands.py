@@ -523,6 +523,7 @@ def test_doctor_reports_whether_the_dashboard_is_built(
     assert (found.state, found.detail) == ("ok", str(index.parent))
 
 
+@pytest.mark.long
 def test_doctor_reports_each_problem_with_a_fix(run: Run, tmp_path: Path):
     home = tmp_path / "open"
     home.mkdir(mode=0o755)

@@ -404,6 +404,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.long
 def test_what_cannot_be_trained_is_refused_with_what_to_give(connect: Connect, case: str):
     service = Recorder()
     change, words = REFUSED[case]

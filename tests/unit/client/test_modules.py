@@ -53,6 +53,7 @@ def engines_network(found: Traced) -> tuple[Network, str]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.long
 def test_the_engine_gives_what_the_module_gives_bit_for_bit(case: Case):
     torch.manual_seed(3)
     module = case.module()
@@ -240,6 +241,7 @@ class Calls(nn.Module):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.long
 def test_a_function_becomes_layers_that_give_the_same_bits(name: str):
     torch.manual_seed(0)
     module = Calls(FUNCTIONS[name])

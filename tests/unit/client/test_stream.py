@@ -62,6 +62,7 @@ def test_a_stream_gives_every_event_once_and_ends(connect: Connect):
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.long
 def test_a_stream_cut_at_200_points_loses_and_doubles_nothing(connect: Connect):
     records = events(60)
     streamed = Streamed(records, [])

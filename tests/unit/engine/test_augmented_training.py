@@ -103,6 +103,7 @@ def by_number(batches: Iterator[Batch]) -> dict[int, Tensor]:
 
 @pytest.mark.parametrize("fraction", [None, (0.1, 0.8)])
 @pytest.mark.parametrize("kind", ["memory", "two workers", "pool", "pool and workers", "cache"])
+@pytest.mark.long
 def test_each_row_of_an_epoch_is_changed_by_its_number_and_not_by_its_batch(table, kind, fraction):
     source = Source(dataset="ds_1", split="train", fraction=fraction)
     change = Augmenting(SEED, {"x": field().augment}).changes(torch.arange(70), 1)["x"]

@@ -158,6 +158,7 @@ def test_lengths_and_rows_are_those_of_memory(lists, name, limit, fraction):
 
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"cache": "memory"}], ids=str)
 @pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.long
 def test_a_job_resumes_bit_for_bit_in_the_middle_of_an_epoch(more, epoch, lists, tmp_path):
     asked = pooled(**more)
     records = run(tmp_path / "whole", asked, lists)

@@ -161,6 +161,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.long
 def test_a_run_that_was_stopped_within_an_epoch_resumes_bit_for_bit(
     many, tmp_path, kind, accumulate
 ):

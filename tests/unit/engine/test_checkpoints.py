@@ -97,6 +97,7 @@ print(kilobytes("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the peak")
+@pytest.mark.long
 def test_resuming_holds_the_state_of_the_optimizer_once(tmp_path):
     """64 MiB of weights and 128 MiB of moments: the peak is the moments, and a few pages."""
     network = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)])

@@ -128,6 +128,7 @@ def check(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [None, *SCHEDULERS])
+@pytest.mark.long
 def test_no_sequence_of_settings_ends_a_job_with_a_scheduler(name: str | None, digits):
     whole = job("SGD", None if name is None else SCHEDULERS[name])
     parsed = parse_spec(planned(whole)["spec"])
@@ -144,6 +145,7 @@ def test_no_sequence_of_settings_ends_a_job_with_a_scheduler(name: str | None, d
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(optimizer_classes().keys() - {"SGD", "SparseAdam"}))
+@pytest.mark.long
 def test_no_sequence_of_settings_ends_a_job_with_an_optimizer(name: str, digits):
     whole = job(name, SCHEDULERS["StepLR"])
     parsed = parse_spec(planned(whole)["spec"])
@@ -211,6 +213,7 @@ def test_a_rate_set_to_0_and_back_is_where_the_schedule_would_be(name: str, digi
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(SCHEDULERS.keys() - CYCLED - {"ReduceLROnPlateau"}))
 @pytest.mark.parametrize("first", [0.0, 1e-320])
+@pytest.mark.long
 def test_a_schedule_that_began_with_0_can_be_given_a_rate(name, first, digits, tmp_path):
     def whole(lr: float) -> dict[str, Any]:
         optimizer = {"type": "SGD", "args": {"lr": lr, "momentum": 0.9}}

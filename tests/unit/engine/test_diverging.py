@@ -124,6 +124,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("middle", "optimizer", "lr"), CASES)
+@pytest.mark.long
 def test_the_first_value_that_is_nan_or_inf_is_found_where_torch_has_it(
     middle: str, optimizer: str, lr: float, table: Path, tmp_path: Path
 ):

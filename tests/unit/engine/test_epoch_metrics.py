@@ -356,6 +356,7 @@ def test_metrics_change_no_number_of_training(digits, tmp_path):
     assert losses(run(tmp_path / "b", judging(more), digits)) == losses(plain)
 
 
+@pytest.mark.long
 def test_a_job_without_them_never_imports_torchmetrics():
     code = (
         "import sys, engine.process.rank, engine.process.planner, engine.plan.catalog as c;"

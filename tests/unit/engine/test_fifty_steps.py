@@ -117,6 +117,7 @@ def test_no_optimizer_is_omitted():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.long
 def test_each_optimizer_takes_the_steps_that_torch_takes(name, digits, tmp_path):
     kind, args = OPTIMIZERS[name]
     records = run(tmp_path, job(optimizer={"type": kind, "args": args}), digits)
@@ -219,6 +220,7 @@ def schedule(name: str, optimizer: torch.optim.Optimizer) -> Any:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.long
 def test_each_scheduler_leads_to_the_weights_that_it_leads_to_in_torch(name, digits, tmp_path):
     made: list[Any] = []
 
@@ -331,6 +333,7 @@ SCALARS = [
 ]
 
 
+@pytest.mark.long
 def test_each_metric_of_a_batch_is_that_of_torchmetrics_at_every_step(digits, tmp_path):
     """All other classes: ``test_epoch_metrics.py``, over batches and over all rows."""
     metrics = [

@@ -91,6 +91,7 @@ def _started(job_dir: Path) -> bool:
     return bool(of_type(read_frames(job_dir / "spool", 0)[0], "metrics"))
 
 
+@pytest.mark.long
 def test_a_forked_rank_trains_as_a_process_of_its_own_would(fork_server, digits, tmp_path):
     job = spec()
     here = run(tmp_path / "here", job, digits)
@@ -150,6 +151,7 @@ def test_a_rank_writes_to_its_own_files(fork_server, tmp_path):
     assert read_frames(tmp_path / "spool", 0)[0][-1]["error"]["code"] == "spec_failed"
 
 
+@pytest.mark.long
 def test_ranks_end_with_the_worker_and_with_the_fork_server(digits, tmp_path):
     job = write_job(tmp_path / "a", planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()
@@ -190,6 +192,7 @@ os.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
+@pytest.mark.long
 def test_a_parent_that_died_before_the_rank_was_armed_takes_it_along():
     ended = subprocess.run(
         [sys.executable, "-c", DYING_PARENT],
@@ -203,6 +206,7 @@ def test_a_parent_that_died_before_the_rank_was_armed_takes_it_along():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
+@pytest.mark.long
 def test_killing_the_fork_server_kills_its_ranks(digits, tmp_path):
     job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
     client = Client()

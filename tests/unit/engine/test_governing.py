@@ -287,6 +287,7 @@ def _many_layers(num=60):
     return [*layers, {"name": "fc", "type": "Linear", "args": {"out_features": 10}}]
 
 
+@pytest.mark.long
 def test_a_job_whose_watching_costs_much_settles_and_says_so(digits, tmp_path):
     """Sixty tiny layers, each watched at each step: far more than three percent."""
     everything = {"layers": ["*"], "kinds": ["output", "output_grad"], "every": 1}

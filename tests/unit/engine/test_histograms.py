@@ -86,6 +86,7 @@ def test_one_value_many_times_is_counted_whole(native):
     assert native.count([torch.full((LARGE,), -1.5)])[1] == [([2048 + 127 * 8 + 4], [LARGE])]
 
 
+@pytest.mark.long
 def test_more_values_than_a_table_may_hold_are_counted(tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
@@ -199,6 +200,7 @@ def test_python_threads_may_share_the_threads(native):
     assert not wrong
 
 
+@pytest.mark.long
 def test_a_process_that_only_loads_the_kernel_starts_no_thread_and_its_forks_may(native):
     code = """
 import os, torch

@@ -199,6 +199,7 @@ def test_threads_may_share_it(native):
     assert not wrong
 
 
+@pytest.mark.long
 def test_a_library_of_another_source_is_not_used(tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
@@ -246,6 +247,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_a_wheel_holds_the_kernel_and_says_its_platform(tree, tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
@@ -257,6 +259,7 @@ def test_a_wheel_holds_the_kernel_and_says_its_platform(tree, tmp_path):
     assert not (tree / "engine" / "native" / LIBRARY).exists()
 
 
+@pytest.mark.long
 def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
     if find_compiler() is None:
         absent("a C++ compiler")
@@ -266,6 +269,7 @@ def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
     library.unlink()
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_install_continues_and_the_plain_path_is_used(tree, tmp_path):
     nowhere = {"PATH": str(tmp_path / "nothing"), "CXX": ""}
     build(tree, tmp_path / "editable", "wheel:editable", **nowhere)

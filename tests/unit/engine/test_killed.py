@@ -98,6 +98,7 @@ def _has_ended(job: Path) -> bool:
     return bool(of_type(read_frames(job / "spool", 0, 10**6)[0], "end"))
 
 
+@pytest.mark.long
 def test_a_rank_killed_at_any_moment_leaves_whole_checkpoints_and_the_same_numbers(
     fork_server, digits, tmp_path
 ):
@@ -130,6 +131,7 @@ def test_a_rank_killed_at_any_moment_leaves_whole_checkpoints_and_the_same_numbe
     assert {step: values["loss"] for step, values in chain.seen.items()} == expected
 
 
+@pytest.mark.long
 def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(fork_server, tmp_path):
     num = 1500
     columns = {"id": np.arange(num, dtype=np.float32), "y": np.arange(num) % 3}
@@ -170,6 +172,7 @@ POINTS = {"write": 2, "sync": 7, "written": 2, "rename": 2, "renamed": 2, "durab
 
 
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.long
 def test_a_rank_killed_at_a_point_of_the_second_save_loses_that_one_at_most(
     digits, tmp_path, point
 ):

@@ -108,6 +108,7 @@ def test_the_loss_of_an_evaluation_is_that_of_all_its_rows(size, table, tmp_path
 @pytest.mark.parametrize("shuffles", [False, True])
 @pytest.mark.parametrize("loss", [WEIGHTED, SEVERAL], ids=["weighted", "several"])
 @pytest.mark.parametrize(("parts", "accumulate"), [(1, 4), (4, 1), (2, 3)])
+@pytest.mark.long
 def test_micro_batches_are_the_large_batch(loss, parts, accumulate, shuffles, table, tmp_path):
     """Not shuffled, the last step has micro-batches in which every target is ignored."""
     order = {"shuffle": {"enabled": shuffles}}
@@ -337,6 +338,7 @@ def of_each_row(ragged: Path, kept: dict[str, torch.Tensor], kind: str) -> float
 
 
 @pytest.mark.parametrize("kind", OVER_STEPS)
+@pytest.mark.long
 def test_padding_does_not_count_in_the_loss_of_an_evaluation(kind, ragged, tmp_path):
     loss, padding = OVER_STEPS[kind]
     still = {"type": "SGD", "args": {"lr": 0.0}}
@@ -350,6 +352,7 @@ def test_padding_does_not_count_in_the_loss_of_an_evaluation(kind, ragged, tmp_p
 
 
 @pytest.mark.parametrize("kind", OVER_STEPS)
+@pytest.mark.long
 def test_micro_batches_of_sequences_are_the_large_batch(kind, ragged, tmp_path):
     """Rows come from short to long: the first micro-batches have no step at all."""
     loss, padding = OVER_STEPS[kind]

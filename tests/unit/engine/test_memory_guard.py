@@ -134,6 +134,7 @@ def in_a_process(directory: Path, job: dict[str, Any], table: Path, **more: Any)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 @pytest.mark.parametrize(("parts", "state"), [(1, "failed"), (16, "succeeded")])
+@pytest.mark.long
 def test_more_than_the_cap_is_out_of_memory_and_parts_need_less(parts, state, digits, tmp_path):
     """A step of 64 rows needs 128 MiB, by plan, and may take 100; one of four rows needs 8."""
     cap = 100 * 2**20 / psutil.virtual_memory().total
@@ -152,6 +153,7 @@ def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
         cap_process(0.5)
 
 
+@pytest.mark.long
 def test_torch_reads_the_settings_of_its_allocator_as_they_were_given():
     ask = """
 import torch

@@ -253,6 +253,7 @@ def test_paddlepaddles_gather_is_index_select_with_its_index_made_flat():
         (layer("a", "gelu", "x", approximate="x"), "/network/layers/0/args/approximate"),
     ],
 )
+@pytest.mark.long
 def test_a_misused_function_is_refused_in_its_place(one, pointer):
     with pytest.raises(SpecProblems) as caught:
         traced(one)

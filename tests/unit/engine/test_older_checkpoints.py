@@ -102,6 +102,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.long
 def test_a_numbered_checkpoint_is_resumed_bit_for_bit(digits, tmp_path, kind):
     job = job_of(kind)
     whole = losses(run(tmp_path / "whole", job, digits))

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     "tests", ["gpu and not slow", pytest.param("gpu and slow", marks=pytest.mark.slow)]
 )
+@pytest.mark.long
 def test_the_kernel_is_right_in_the_interpreter(tests: str):
     """In a process of its own, because Triton reads the variable when it is imported."""
     if find_spec("triton") is None:
@@ -70,6 +71,7 @@ print("compiled")
 """
 
 
+@pytest.mark.long
 def test_the_kernel_compiles_for_devices_that_are_not_here(tmp_path: Path):
     """To machine code: no flushing of small values to zero, no atomics on floating point."""
     if find_spec("triton") is None:

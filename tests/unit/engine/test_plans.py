@@ -356,6 +356,7 @@ def test_a_layer_with_a_name_that_is_taken_is_pointed_at():
     assert list(other) == ["/network/layers/5"]
 
 
+@pytest.mark.long
 def test_the_planner_outlives_what_it_is_asked():
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     process = subprocess.Popen(
@@ -406,6 +407,7 @@ planner.main()
 """
 
 
+@pytest.mark.long
 def test_only_the_time_of_the_processor_is_limited_and_the_kernel_ends_what_takes_more():
     """On a machine that is busy with others a plan takes long, and is no larger."""
     process = subprocess.Popen(
@@ -463,6 +465,7 @@ print(ends.pop(0, 0), ends.pop(-signal.SIGPROF, 0), ends)
 """
 
 
+@pytest.mark.long
 def test_wherever_a_plan_is_when_its_time_is_over_nothing_but_the_limit_ends_it():
     """Plans of about 0.1 s, with limits from almost nothing to more than they need."""
     many = int(os.environ.get("PLANS", "20"))

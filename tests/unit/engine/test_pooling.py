@@ -110,6 +110,7 @@ def test_no_number_depends_on_the_number_of_threads(dtype, threads):
     ],
     ids=" ".join,
 )
+@pytest.mark.long
 def test_every_row_is_computed_where_openmp_gives_fewer_threads_than_asked(limit):
     """The limits are read when the runtime is loaded: in a process of its own."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}

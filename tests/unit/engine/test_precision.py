@@ -170,6 +170,7 @@ def test_layers_that_want_one_type_get_float32(digits, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.long
 def test_recurrent_layers_learn(kind, digits, tmp_path):
     layers = [
         {"name": "rows", "type": "reshape", "args": {"shape": [-1, 8, 8]}, "inputs": ["image"]},

@@ -229,6 +229,7 @@ def on_sentences(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.long
 def test_a_row_gives_the_same_beside_longer_ones_as_alone(sentences, name):
     network = built(on_sentences(name), meta_of(sentences), SEQUENCES[name][1]).eval()
     rows = [TEXTS[4], TEXTS[0], TEXTS[1]]
@@ -252,6 +253,7 @@ def _batch(fields: list[str], rows: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.long
 def test_it_learns_what_it_is_shown(sentences, tmp_path, name):
     found = losses(run(tmp_path, on_sentences(name, stop={"epochs": 30}), sentences))
     assert sum(found[-3:]) < 0.8 * sum(found[:3])

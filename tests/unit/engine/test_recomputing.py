@@ -121,6 +121,7 @@ def told(records: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.long
 def test_not_one_bit_differs_whatever_is_kept(name, how, digits, tmp_path):
     """Dropout, running statistics, layers in place, tuples and shared layers among them."""
     usual, less = jobs(name, **HOWS[how])
@@ -133,6 +134,7 @@ def test_not_one_bit_differs_whatever_is_kept(name, how, digits, tmp_path):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+@pytest.mark.long
 def test_every_layer_is_seen_once_and_as_it_is(name, layout, digits, tmp_path):
     probes = [EVERYTHING, *([INSIDE] if name == "blocks" else [])]
     metrics = [{"type": "l2", "inputs": ["fc0/output_grad"]}] if name == "deep" else []
@@ -197,6 +199,7 @@ def batch_of(size: int, device: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["deep", "blocks"])
+@pytest.mark.long
 def test_a_step_needs_what_the_plan_says_and_less_than_with_all_kept(name):
     peaks: list[int] = []
     for job in jobs(name, data={"batch_size": 256}):

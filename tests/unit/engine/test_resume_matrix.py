@@ -191,6 +191,7 @@ def test_each_pair_of_options_is_in_a_case():
 @pytest.mark.parametrize(
     "case", CASES, ids=["-".join(str(value) for value in case.values()) for case in CASES]
 )
+@pytest.mark.long
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ):

@@ -217,6 +217,7 @@ def whole(digits, tmp_path_factory):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 def test_the_rest_of_a_run_is_bit_for_bit_what_it_would_have_been(
     digits, tmp_path, whole, kind, place
 ):

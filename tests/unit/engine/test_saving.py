@@ -373,6 +373,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.long
 def test_no_room_for_a_checkpoint_ends_nothing_and_harms_nothing(digits, tmp_path):
     """The kernel refuses to write: old files stay, training continues, the next save works."""
     job = spec(network={"layers": WIDE}, checkpoint={"every_steps": 2})

@@ -315,6 +315,7 @@ def test_a_job_that_continues_from_another_takes_its_scale_along(digits, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "TransformerEncoderLayer"])
+@pytest.mark.long
 def test_layers_that_go_over_steps_learn(kind, digits, tmp_path):
     args = {"hidden_size": 24} if kind != "TransformerEncoderLayer" else {"nhead": 2}
     layers = [

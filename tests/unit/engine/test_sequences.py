@@ -277,6 +277,7 @@ def test_a_row_without_a_step_keeps_its_state(kind):
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("num_steps", [1, 6, 37])
+@pytest.mark.long
 def test_without_data_a_recurrent_layer_has_torchs_sizes_and_products(kind, batch_first, num_steps):
     """Most steps are then run beside each other: a plan of thousands takes no longer."""
     args: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
@@ -294,6 +295,7 @@ def test_without_data_a_recurrent_layer_has_torchs_sizes_and_products(kind, batc
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_few_steps_that_are_run_count_for_the_memory_of_all():
     """Against all of them run one after the other."""
     sizes: dict[int, int] = {}

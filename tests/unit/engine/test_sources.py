@@ -212,6 +212,7 @@ SHUFFLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SHUFFLES)
+@pytest.mark.long
 def test_a_training_on_two_sources_resumes_bit_for_bit(digits, tmp_path, kind):
     made = spec(data={"train": TRAIN, **SHUFFLES[kind]}, checkpoint={"every_steps": 1})
     tables = {"ds_1": digits, "ds_2": digits}

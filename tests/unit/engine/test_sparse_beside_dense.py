@@ -114,6 +114,7 @@ def check(directory: Path, records: Any, expected: Any, num_steps: int = NUM_STE
 
 
 @pytest.mark.parametrize("sparse", SPARSE)
+@pytest.mark.long
 def test_fifty_steps_are_those_of_two_optimizers_by_hand_bit_for_bit(sparse, table, tmp_path):
     check(tmp_path, run(tmp_path, spec(sparse), table), by_hand(sparse))
 
@@ -144,6 +145,7 @@ def test_momentum_does_not_grow_with_the_steps(table):
 
 
 @pytest.mark.parametrize("sparse", SPARSE)
+@pytest.mark.long
 def test_a_run_that_continues_ends_bit_for_bit_as_one_that_never_stopped(sparse, table, tmp_path):
     whole = spec(sparse, checkpoint={"every_steps": 1, "keep_last": 3})
     whole["scheduler"] = {"type": "ExponentialLR", "args": {"gamma": 0.97}}

@@ -196,6 +196,7 @@ DEEP = [
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("kind", ["Adam", "SGD", "RMSprop"])
+@pytest.mark.long
 def test_the_update_of_the_largest_parameters_needs_what_that_of_all_does(
     monkeypatch: pytest.MonkeyPatch, kind: str, foreach: bool
 ):

@@ -81,6 +81,7 @@ def text(tmp_path_factory: Any) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fraction", [None, (0.0, 0.6), (0.37, 0.9)])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.long
 def test_windows_and_vocabulary_are_those_of_a_text_in_memory(text, kind, fraction, workers):
     windows, wanted = KINDS[kind]
     source = Source(dataset="d", fraction=fraction)
@@ -131,6 +132,7 @@ POOL = {"shuffle": {"buffer_size": 12, "min_buffer_size": 6}, "batch_size": 4}
 
 
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"cache": "memory"}], ids=str)
+@pytest.mark.long
 def test_a_job_resumes_bit_for_bit_in_the_middle_of_an_epoch(more, text, tmp_path):
     job = language_model(**POOL, **more)
     job["network"]["layers"][2]["args"]["out_features"] = 60
@@ -148,6 +150,7 @@ def test_a_job_resumes_bit_for_bit_in_the_middle_of_an_epoch(more, text, tmp_pat
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+@pytest.mark.long
 def test_evaluations_are_those_of_a_text_in_memory(text, tmp_path):
     found: list[list[float]] = []
     for name, more in (("pool", POOL), ("memory", {"batch_size": 4})):

@@ -228,6 +228,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 def test_a_run_that_was_stopped_resumes_bit_for_bit_with_any_number_of_workers(
     digits, tmp_path, kind
 ):

@@ -18,6 +18,7 @@ def _engine(*arguments, cwd: Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long
 def test_a_job_file_trains_and_infers_with_no_service(digits, tmp_path):
     job = spec()
     job["data"]["train"]["dataset"] = str(digits)
@@ -56,6 +57,7 @@ def test_a_bad_job_file_is_refused_with_the_place(
     assert place in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_engine_needs_nothing_of_the_service():
     code = (
         "import sys, engine.plan.plan;"
@@ -68,6 +70,7 @@ def test_the_engine_needs_nothing_of_the_service():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_terminal_keeps_the_last_checkpoints_only(tmp_path, digits):
     job = tmp_path / "job.json"
     data = {"train": {"dataset": str(digits), "split": "train"}}
@@ -79,6 +82,7 @@ def test_the_terminal_keeps_the_last_checkpoints_only(tmp_path, digits):
     assert kept == ["step-3", "step-4"]
 
 
+@pytest.mark.long
 def test_the_terminal_refuses_a_worker(tmp_path, digits):
     job = tmp_path / "job.json"
     data = {"train": {"dataset": str(digits), "split": "train"}}

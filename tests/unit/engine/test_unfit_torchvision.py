@@ -56,6 +56,7 @@ def planned(*metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("unfit")
+@pytest.mark.long
 def test_the_planner_refuses_what_needs_torchmetrics_by_name_and_answers_all_else():
     _, refused, fine, catalog = planner(
         planned(ACCURACY, F1), planned(ACCURACY), {"do": "catalog", "section": "metrics"}
@@ -71,6 +72,7 @@ def test_the_planner_refuses_what_needs_torchmetrics_by_name_and_answers_all_els
 
 
 @pytest.mark.usefixtures("unfit")
+@pytest.mark.long
 def test_the_doctor_says_which_package_fails_and_what_to_do(tmp_path: Path):
     found = doctor.metrics(tmp_path)
     assert (found.name, found.state) == ("metrics", "fail")
@@ -79,6 +81,7 @@ def test_the_doctor_says_which_package_fails_and_what_to_do(tmp_path: Path):
     assert str(found.fix).startswith("pip uninstall torchvision, or install its build for torch 2")
 
 
+@pytest.mark.long
 def test_the_doctor_says_which_torchmetrics_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     found = doctor.metrics(tmp_path)

@@ -364,6 +364,7 @@ ZOO = {
 
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("optimizer", ["Adam", "Adagrad"])
+@pytest.mark.long
 def test_a_step_shows_exactly_what_the_plan_says(name, optimizer, digits, tmp_path):
     kinds = everything()["kinds"]
     probes = [everything(kinds=[kind], want=["stats"]) for kind in kinds]

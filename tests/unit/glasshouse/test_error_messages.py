@@ -54,6 +54,7 @@ def test_all_models_are_tried():
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+@pytest.mark.long
 def test_no_field_answers_in_pydantics_words(model: type[BaseModel]):
     for name, field in model.model_fields.items():
         key = field.alias or name

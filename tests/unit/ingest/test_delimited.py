@@ -135,6 +135,7 @@ def test_line_ends_may_be_mixed_and_lines_are_counted_by_all_of_them(ingesting: 
     assert "line 4 has 1 cells" in ingesting.problem("csv", b"a,b\r1,2\r\n3,4\r5\r")
 
 
+@pytest.mark.long
 def test_lone_carriage_returns_are_read_in_pieces(ingesting: Ingesting):
     """More than one read of the file; a pair of ends may be cut by the end of a read."""
     for extra in range(3):

@@ -141,6 +141,7 @@ def test_header_is_for_tables(ingesting: Ingesting):
         ingesting("jsonl", b'{"a": 1}\n', header=True)
 
 
+@pytest.mark.long
 def test_the_command_takes_it(ingesting: Ingesting):
     source = ingesting.file(table([["text", "label"], ["good", "p"], ["bad", "n"]]))
     for flags, rows in ((["--header"], 2), (["--no-header"], 3), ([], 2)):

@@ -162,6 +162,7 @@ def test_an_image_that_is_a_trap_is_refused_by_its_name(ingesting: Ingesting, na
 
 
 @pytest.mark.parametrize("name", ["wide and true", "long comment", "half a jpeg"])
+@pytest.mark.long
 def test_a_trap_ends_in_bounded_memory(ingesting: Ingesting, name: str):
     files = {"cat/good.png": picture(1), "cat/trap.png": TRAPS[name][0]}
     source = ingesting.file(packed(files))

@@ -152,6 +152,7 @@ def test_long_rows_are_cut_when_they_are_shown(ingesting: Ingesting):
     assert columns.note() == "A row may have 1,501 values; the first 1,000 are shown."
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(ingesting: Ingesting):
     text = lines({"ids": list(range(100, 140)), "y": 1}, {"ids": [1], "y": 0})
     few = ingesting.process("jsonl", ingesting.file(text * 25_000))  # 6 MB

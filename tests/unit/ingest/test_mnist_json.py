@@ -31,6 +31,7 @@ def packed(value: Any, **how: Any) -> bytes:
         ((6,), (6,), {"indent": 1}),
     ],
 )
+@pytest.mark.long
 def test_three_sets_become_three_splits(
     ingesting: Ingesting, stored: tuple[int, ...], read: tuple[int, ...], how: dict[str, Any]
 ):

@@ -180,6 +180,7 @@ def test_arrays_that_do_not_fit_together_are_a_problem(
     assert says in ingesting.problem("npz", content)
 
 
+@pytest.mark.long
 def test_what_does_not_compress_like_data_is_refused_before_it_fills_the_disk(ingesting: Ingesting):
     bomb = npz(np.savez_compressed, x=np.zeros(100 << 20, np.uint8))
     assert len(bomb) < 1 << 20

@@ -93,6 +93,7 @@ def test_a_truncated_file_is_a_problem(ingesting: Ingesting, part: int):
     assert "cannot be read as parquet" in said
 
 
+@pytest.mark.long
 def test_damage_in_the_middle_is_a_problem_or_other_numbers_but_never_a_crash(
     ingesting: Ingesting,
 ):
@@ -107,6 +108,7 @@ def test_damage_in_the_middle_is_a_problem_or_other_numbers_but_never_a_crash(
         assert done["answer"]["ok"] or done["answer"]["problem"]["code"] == "invalid_dataset"
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(ingesting: Ingesting):
     rng = np.random.default_rng(0)
 
@@ -122,6 +124,7 @@ def test_memory_does_not_grow_with_the_rows(ingesting: Ingesting):
     assert many["peak_bytes"] < few["peak_bytes"] + (12 << 20)
 
 
+@pytest.mark.long
 def test_a_bomb_ends_with_a_problem_in_bounded_memory(ingesting: Ingesting):
     zeros = pa.array(np.zeros(60 << 20, np.int64))  # one row group of 480 MB, a few KB compressed
     content = parquet(

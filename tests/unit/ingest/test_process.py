@@ -74,6 +74,7 @@ def test_the_command_answers_with_one_line(ingesting: Ingesting):
     assert refused["left"] == []
 
 
+@pytest.mark.long
 def test_a_bomb_ends_with_a_problem_in_bounded_memory(ingesting: Ingesting):
     zeros = b"[[[" + b"[" + b"0," * (50 << 20)
     for name, content in [
@@ -115,6 +116,7 @@ def _base_address_space() -> int:
     return int(done.stdout.split()[0]) * resource.getpagesize()
 
 
+@pytest.mark.long
 def test_a_file_that_takes_too_long_is_a_problem(ingesting: Ingesting):
     content = b"a,b\n" + b"1.5,2.5\n" * 8_000_000
     done = ingesting.process("csv", ingesting.file(content), "--max-cpu-s", "1")

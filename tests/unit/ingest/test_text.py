@@ -69,6 +69,7 @@ def test_invalid_text_is_refused(ingesting: Ingesting, content: bytes, says: str
     assert says in ingesting.problem("text", content)
 
 
+@pytest.mark.long
 def test_a_long_text_takes_little_memory(ingesting: Ingesting):
     content = b"the quick brown fox jumps over the lazy dog\n" * 400_000
     done = ingesting.process("text", ingesting.file(content))

@@ -65,6 +65,7 @@ print(json.dumps([found, failed, time.monotonic() - began]))
 """
 
 
+@pytest.mark.long
 def test_spans_are_in_the_trace_they_are_given_or_begin_one_and_an_end_waits_for_nobody():
     """In a separate process, because the exporter's threads keep retrying for a while."""
     parents = [PARENT, "", "nonsense", PARENT.replace("0af7", "xyzw")]

@@ -53,6 +53,7 @@ def test_every_setting_is_one_that_celery_knows():
         ),  # it runs each minute
     ],
 )
+@pytest.mark.long
 def test_a_process_imports_no_more_than_it_needs(module: str, absent: tuple[str, ...]):
     program = f"import sys, {module}\nprint([m for m in {absent} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
