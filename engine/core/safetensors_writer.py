@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.core.precision import dtype_name
-from engine.core.tensor_dtypes import DTYPE_NAMES
+from engine.core.safetensors_header import DTYPE_NAMES, header
 from glasshouse.failpoints import failpoint
 
 _PIECE = 4 * 2**20
@@ -47,7 +47,7 @@ def save_tensors(
         file.writelines(_pieces(on_host, metadata))
 
 
-def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a new file durably; return its ``size_bytes`` and ``sha256``.
 
     Raises:
@@ -90,30 +90,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def text_pieces(text: str) -> Iterator[memoryview]:
-    """Return a text in the form that `write_file` takes."""
-    yield memoryview(text.encode())
-
-
 def _pieces(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[memoryview]:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {
-            "dtype": DTYPE_NAMES[dtype_name(tensor.dtype)],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    yield memoryview(struct.pack("<Q", len(header)) + header)
-    for name in order:
-        yield from _bytes_of(tensors[name])
+    entries = [(name, tensors[name]) for name in order]
+    yield memoryview(
+        header(((n, dtype_name(x.dtype), x.shape, x.nbytes) for n, x in entries), metadata)
+    )
+    for _, tensor in entries:
+        yield from _bytes_of(tensor)
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.core import arguments
 from engine.core.arguments import Parameter
 from engine.core.problems import one
+from engine.metrics.metrics import num_correct
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
 from glasshouse.spec.metrics import OWN
 from glasshouse.suggestions import did_you_mean
@@ -248,6 +249,40 @@ class RunningMetric:
         """Return the bytes of state that grow with the batches."""
         lists = [item for item in self._made.metric_state.values() if isinstance(item, list)]
         return sum(part.nbytes for item in lists for part in item)
+
+
+class RunningAccuracy:
+    """The accuracy of all batches; exact for any batch size."""
+
+    def __init__(self, name: str, metric: Metric) -> None:
+        self.name = name
+        self.metric = metric
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset the counts."""
+        self._num_correct: Tensor | float = 0.0
+        self._num_rows = 0
+
+    def update(self, operands: Sequence[Tensor]) -> None:
+        """Add a batch: scores and targets, on any device."""
+        scores, target = operands
+        correct = num_correct(scores, target, self.metric.top_k)
+        self._num_correct = self._num_correct + correct.to(torch.float64)
+        self._num_rows += len(target)
+
+    def compute(self) -> Given:
+        """Return the fraction of correct rows of all batches."""
+        return Given({self.name: torch.as_tensor(self._num_correct) / self._num_rows}, {})
+
+
+def running(
+    name: str, metric: Metric, fields: Mapping[str, Field]
+) -> RunningMetric | RunningAccuracy:
+    """Return what computes a metric of evaluations."""
+    if metric.is_of_torchmetrics:
+        return RunningMetric(name, metric, fields)
+    return RunningAccuracy(name, metric)
 
 
 def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
