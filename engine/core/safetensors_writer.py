@@ -25,15 +25,6 @@ _PIECE = 4 * 2**20
 _DTYPES = {short: getattr(torch, name) for name, short in DTYPE_NAMES.items()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write contiguous CPU tensors durably; return the file's ``size_bytes`` and ``sha256``.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    return write_file(path, _pieces(tensors))
-
-
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> None:
@@ -44,7 +35,7 @@ def save_tensors(
     """
     on_host = {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
     with path.open("wb") as file:
-        file.writelines(_pieces(on_host, metadata))
+        file.writelines(pieces_of(on_host, metadata))
 
 
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -90,9 +81,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _pieces(
+def pieces_of(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[memoryview]:
+    """Yield the contents of a file of contiguous CPU tensors, piece by piece."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries = [(name, tensors[name]) for name in order]
     yield memoryview(

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ TRAINING_FACTOR = 3
 """A step counts as three times the operations of its forward pass. This is the usual convention:
 one for the forward pass, two for the gradients with respect to inputs and parameters."""
 _MAX_WAITING = 4096
+_cuda_event = partial(torch.cuda.Event, enable_timing=True)
 
 
 Laps = defaultdict[str, float]
@@ -95,8 +97,8 @@ class DeviceClock:
     host, the time counts for the part that it waits for.
     """
 
-    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
-        self._make_event = make_event or _cuda_event
+    def __init__(self, make_event: Callable[[], Any] = _cuda_event) -> None:
+        self._make_event = make_event
         self._laps = Laps(float)
         self._free: list[Any] = []
         self._waiting: deque[tuple[str | tuple[int, int] | None, Any]] = deque()
@@ -180,10 +182,6 @@ class DeviceClock:
         else:
             self._laps[what] += (passed_ms + self._carried_ms) * 1e6
             self._carried_ms = 0.0
-
-
-def _cuda_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
 
 
 Clock = HostClock | DeviceClock

@@ -250,42 +250,32 @@ def check(
     ``outputs`` are the fields and leaves of the trace; ``graded`` returns the leaves and parameters
     to which the loss sends a gradient.
     """
+
+    def operand(reference: str, pointer: str) -> Tensor | None:
+        name, kind = split(reference)
+        known = outputs if kind in ("output", "output_grad") else parameters
+        if name not in known:
+            what = "layer or data field" if known is outputs else "parameter"
+            hint = ""
+            if known is outputs and name in parameters:
+                hint = f"; the parameter is {name + '/param'!r}"
+            listed = ", ".join(list(known)[:30])
+            detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
+            findings.problem(pointer, detail, "unknown_input")
+            return None
+        if kind.endswith("_grad") and not _is_reached(name, known, graded()):
+            detail = f"no gradient reaches {name!r}: it has no {kind}"
+            findings.problem(pointer, detail, "no_gradient")
+            return None
+        return known[name]
+
     for number, metric in enumerate(metrics):
-        if metric.is_evaluated:
-            continue
-        pointer = f"/metrics/{number}/inputs"
-        found = [
-            _operand(reference, f"{pointer}/{place}", outputs, parameters, graded, findings)
-            for place, reference in enumerate(metric.inputs)
-        ]
-        known = [item for item in found if item is not None]
-        if len(known) == len(found):
-            _check_shapes(metric, known, pointer, findings)
-
-
-def _operand(
-    reference: str,
-    pointer: str,
-    outputs: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-    graded: Callable[[], set[str]],
-    findings: Findings,
-) -> Tensor | None:
-    name, kind = split(reference)
-    known = outputs if kind in ("output", "output_grad") else parameters
-    if name not in known:
-        what = "layer or data field" if known is outputs else "parameter"
-        hint = ""
-        if known is outputs and name in parameters:
-            hint = f"; the parameter is {name + '/param'!r}"
-        listed = ", ".join(list(known)[:30])
-        detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
-        findings.problem(pointer, detail, "unknown_input")
-        return None
-    if kind.endswith("_grad") and not _is_reached(name, known, graded()):
-        findings.problem(pointer, f"no gradient reaches {name!r}: it has no {kind}", "no_gradient")
-        return None
-    return known[name]
+        if not metric.is_evaluated:
+            pointer = f"/metrics/{number}/inputs"
+            found = [operand(name, f"{pointer}/{n}") for n, name in enumerate(metric.inputs)]
+            known = [item for item in found if item is not None]
+            if len(known) == len(found):
+                _check_shapes(metric, known, pointer, findings)
 
 
 def _is_reached(name: str, known: Mapping[str, Tensor], graded: set[str]) -> bool:

@@ -142,16 +142,11 @@ def check(
             shapes = ", ".join(str(list(item.shape)) for item in given.tensors.values())
             detail = f"{metric.type} gives tensors of shape {shapes}, which are kept of evaluations"
             findings.problem(f"/metrics/{number}/every", f"{detail} only: leave it out", "tensor")
-    _check_names(spec, found, findings)
-    return found
-
-
-def _check_names(spec: TrainJob, series: Mapping[str, list[str]], findings: Findings) -> None:
-    """Check that the series of a vector do not have the names of other metrics."""
-    given = [part for name in metric_names(spec.metrics) for part in series.get(name, [name])]
-    if twice := sorted({name for name in given if given.count(name) > 1}):
+    names = [part for name in metric_names(spec.metrics) for part in found.get(name, [name])]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         detail = f"two metrics give the series {twice[0]!r}; name one of them otherwise"
         findings.problem("/metrics", detail, "duplicate")
+    return found
 
 
 class _Trial:

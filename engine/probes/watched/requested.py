@@ -56,12 +56,13 @@ class RequestedProbes:
     def changes_since(self, before: "RequestedProbes | None") -> list[dict[str, str]]:
         """Return what this list attaches, changes and removes."""
         if before is None:
-            return [_change(name, "attached") for name in self.probes if name in self.new]
-        same = self.same_as(before)
-        changes = {name: "changed" if name in before.probes else "attached" for name in self.probes}
-        changes |= {name: "removed" for name in before.probes if name not in self.probes}
-        return [_change(name, action) for name, action in changes.items() if name not in same]
-
-
-def _change(name: str, action: str) -> dict[str, str]:
-    return {"probe": name, "action": action}
+            changes = {name: "attached" for name in self.probes if name in self.new}
+        else:
+            same = self.same_as(before)
+            changes = {
+                name: "changed" if name in before.probes else "attached"
+                for name in self.probes
+                if name not in same
+            }
+            changes |= {name: "removed" for name in before.probes if name not in self.probes}
+        return [{"probe": name, "action": action} for name, action in changes.items()]
