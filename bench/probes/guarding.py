@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--guard", choices=[*GUARDS], nargs="*", default=[*GUARDS])
     given = parser.parse_args()
     calm_collector()
-    Guard.begin, Guard.look = timed(Guard.begin), timed(Guard.look)  # type: ignore[method-assign]
+    Guard.begin, Guard.check = timed(Guard.begin), timed(Guard.check)  # type: ignore[method-assign]
     torch.set_num_threads(given.threads)
     for network in given.network:
         make, _, _ = NETWORKS[network]

@@ -20,7 +20,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from engine.core.safetensors_writer import read_tensors, text_pieces, write_file, write_tensors
+from engine.core.safetensors_writer import pieces_of, read_tensors, write_file
 from engine.core.snapshot import Snapshot, State, Stateful
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
@@ -65,7 +65,7 @@ def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any
     for part, tensors in snapshot.tensors.items():
         if tensors:
             name = f"{part}{_SUFFIX}"
-            files[name] = write_tensors(directory / name, tensors)
+            files[name] = write_file(directory / name, pieces_of(tensors))
     whole = {"format": FORMAT, **snapshot.about, "parts": snapshot.rest}
     files[STATE] = _write_json(directory / STATE, whole)
     files[MANIFEST] = _write_json(directory / MANIFEST, dict(files))
@@ -73,7 +73,7 @@ def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any
 
 
 def _write_json(path: Path, value: Any) -> dict[str, Any]:
-    return write_file(path, text_pieces(json.dumps(jsonio.named(value), indent=1)))
+    return write_file(path, [json.dumps(jsonio.named(value), indent=1).encode()])
 
 
 def _appear(partial: Path, directory: Path) -> None:
@@ -171,8 +171,7 @@ def read(directory: Path) -> Saved:
         CheckpointDamaged: files are missing, altered, or not of a checkpoint.
         CheckpointMismatch: it was written in an unsupported format.
     """
-    _check_files(directory, only=(STATE,))
-    about = _read_state(directory)
+    about = read_state(directory)
     if about.get("format") not in _READ:
         detail = (
             f"The checkpoint has format {about.get('format')}; to resume from it takes {FORMAT}"

@@ -11,7 +11,9 @@ import torch
 
 from engine.checkpoint.checkpoint import FORMAT
 from engine.core import arguments
+from engine.core.precision import dtype_name
 from engine.core.problems import Findings, one
+from engine.core.safetensors_header import DTYPE_NAMES
 from engine.core.tensor_names import root
 from engine.network.layer_types import layer_classes, layer_parameters
 from engine.network.network import Network, inputs_of
@@ -19,17 +21,6 @@ from glasshouse.spec import Graph, Layer, UploadedNetwork
 
 Header = Mapping[str, Mapping[str, Any]]
 """For each tensor of the file: its ``dtype``, as safetensors names it, and its ``shape``."""
-_DTYPES = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
 _MAX_PROBLEMS = 20
 
 
@@ -110,9 +101,9 @@ def _check_sizes(graph: Graph) -> None:
             raise one(f"{pointer}/args", f"{layer.type}: {reason[0][:300]}", "args") from cause
 
 
-def _compare(wanted: Mapping[str, torch.Tensor], tensors: Header) -> None:
+def _compare(state: Mapping[str, torch.Tensor], tensors: Header) -> None:
     findings = Findings()
-    for name, item in wanted.items():
+    for name, item in state.items():
         pointer = f"/tensors/{name}"
         found = tensors.get(name)
         if found is None:
@@ -120,11 +111,11 @@ def _compare(wanted: Mapping[str, torch.Tensor], tensors: Header) -> None:
         elif list(found["shape"]) != list(item.shape):
             both = f"{list(found['shape'])} in the file and {list(item.shape)} in the network"
             findings.problem(pointer, f"{name!r} has the shape {both}", "shape")
-        elif found["dtype"] != _DTYPES.get(item.dtype):
-            both = f"{found['dtype']} in the file and {_DTYPES.get(item.dtype)} in the network"
+        elif found["dtype"] != (wanted := DTYPE_NAMES.get(dtype_name(item.dtype))):
+            both = f"{found['dtype']} in the file and {wanted} in the network"
             findings.problem(pointer, f"{name!r} has the type {both}", "dtype")
     for name in tensors:
-        if name not in wanted:
+        if name not in state:
             detail = f"the file has {name[:100]!r}, which the network has not"
             findings.problem(f"/tensors/{name[:100]}", detail, "unknown_tensor")
     del findings.problems[_MAX_PROBLEMS:]

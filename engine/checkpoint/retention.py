@@ -21,17 +21,12 @@ class CheckpointRetention:
         """Add a new complete checkpoint; return the names of those that are no longer needed."""
         best = self._rule.keep_best
         self._kept[name] = math.nan if best is None else metrics.get(best.metric, math.nan)
-        stay = {*list(self._kept)[-self._rule.keep_last :], *self._best()}
+        stay = {*list(self._kept)[-self._rule.keep_last :]}
+        if best is not None:  # the earlier of equals; NaN and Inf never count as best
+            sign = 1 if best.mode == "min" else -1
+            known = [one for one, value in self._kept.items() if math.isfinite(value)]
+            stay |= {*sorted(known, key=lambda one: sign * self._kept[one])[: best.count]}
         gone = [one for one in self._kept if one not in stay]
         for one in gone:
             del self._kept[one]
         return gone
-
-    def _best(self) -> list[str]:
-        """Return the best ones, the earlier of equals. NaN and Inf never count as best."""
-        best = self._rule.keep_best
-        if best is None:
-            return []
-        sign = 1 if best.mode == "min" else -1
-        known = [one for one, value in self._kept.items() if math.isfinite(value)]
-        return sorted(known, key=lambda one: sign * self._kept[one])[: best.count]

@@ -9,7 +9,6 @@ saving does not end training.
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from engine.checkpoint import checkpoint
 from engine.core.snapshot import Parts, Snapshot, Staging, take
-from engine.core.spool import Emit, now
+from engine.core.spool import Emit, now, report_dropped
 from glasshouse.failpoints import failpoint
 from glasshouse.spec import TrainJob
 
@@ -144,7 +143,6 @@ class Saver:
 
     @cached_property
     def _num_bytes(self) -> int:
-        """The size of a checkpoint's tensors."""
         values = (item for part in self.parts.values() for item in part.state().values())
         return sum(item.nbytes for item in values if isinstance(item, Tensor))
 
@@ -175,13 +173,13 @@ class Saver:
             self._held = held
             if wait:
                 raise
-            self._failed(error)
+            report_dropped(self._emit, "checkpoint", error)  # existing checkpoints stay
             return
         if wait:
             if held is not None:
                 self._try_to_write([held])
             self._write(taken)
-            self._tell_lost()
+            self._report_lost()
             return
         waiting = [taken] if held is None else [held, taken]
         self._thread = threading.Thread(
@@ -196,7 +194,7 @@ class Saver:
             self._held = self._take(position, metrics, final=False)
         except Exception as error:
             self._lost = position["step"]
-            self._failed(error)
+            report_dropped(self._emit, "checkpoint", error)
             return
         self._lost = None
         self._held_s += self._held.copy_s
@@ -212,12 +210,11 @@ class Saver:
         return _Taken(snapshot, staging, self._copy_s)
 
     def _let_go(self) -> None:
-        """Discard the held state."""
         if self._held is not None:
             self._free.append(self._held.staging)
             self._held = None
 
-    def _tell_lost(self) -> None:
+    def _report_lost(self) -> None:
         """Report that the best state is in no checkpoint, if so."""
         best, self._lost, step = self._when.keep_best, None, self._lost
         if step is None or best is None:
@@ -244,7 +241,7 @@ class Saver:
             try:
                 self._write(taken)
             except Exception as error:
-                self._failed(error)
+                report_dropped(self._emit, "checkpoint", error)
 
     def _write(self, taken: "_Taken") -> None:
         started = time.monotonic()
@@ -283,9 +280,3 @@ class Saver:
             number += 1
             name = f"{whole}-{number}"
         return name
-
-    def _failed(self, error: Exception) -> None:
-        """Report the error. Training continues, and existing checkpoints stay."""
-        what = f"checkpoint: {type(error).__name__}: {error}"[:500]
-        self._emit({"type": "dropped", "at": now(), "what": what, "count": 1})
-        traceback.print_exception(error)

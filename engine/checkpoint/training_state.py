@@ -142,7 +142,6 @@ class OptimizerState:
                 named[f"{name}.sum"] = laid
 
     def _entries(self, state: State) -> dict[str, dict[str, Any]]:
-        """Return the state of each parameter."""
         entries: dict[str, dict[str, Any]] = {}
         for whole in [key for key, value in state.items() if isinstance(value, Tensor)]:
             part = next((part for part in _PARTS if whole.endswith(part)), "")

@@ -195,34 +195,27 @@ def _json_kind(value: Any) -> str:
     return _SIMPLE.get(type(value), "object")
 
 
-def _fits(kind: str, kinds: frozenset[str]) -> bool:
-    return not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
-
-
 def _convert(item: Parameter, value: Any, pointer: str) -> Any:
     kind = _json_kind(value)
     if kind == "string" and value in NONFINITE and "string" not in item.kinds:
         value, kind = NONFINITE[value], "number"
-    if kind == "object" or not _fits(kind, item.kinds):
+    fits = not item.kinds or kind in item.kinds or (kind == "integer" and "number" in item.kinds)
+    if kind == "object" or not fits:
         wanted = " or ".join(sorted(item.kinds)) or "a number, text, boolean, list or null"
         raise one(pointer, f"{item.name} must be {wanted}, not {kind} ({value!r:.80})", "type")
     if item.choices and value not in item.choices:
         listed = ", ".join(map(str, item.choices))
         raise one(pointer, f"{item.name} must be one of {listed}, not {value!r:.80}", "choice")
-    if kind == "array":
-        return _array(item, value, pointer)
-    if kind == "integer" and abs(value) > 2**53:
-        raise one(pointer, f"{item.name} is too large: {value}", "too_large")
-    return value
-
-
-def _array(item: Parameter, value: Any, pointer: str) -> Any:
-    if item.is_tensor:
+    if kind == "array" and item.is_tensor:
         try:
             return torch.tensor(value, dtype=torch.float32, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise one(pointer, f"{item.name} must be a list of numbers", "type") from None
-    return _tupled(value)
+    if kind == "array":
+        return _tupled(value)
+    if kind == "integer" and abs(value) > 2**53:
+        raise one(pointer, f"{item.name} is too large: {value}", "too_large")
+    return value
 
 
 def _tupled(value: Any) -> Any:

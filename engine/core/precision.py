@@ -8,12 +8,12 @@ float16 do.
 import torch
 from torch import Tensor
 
-Choice = str
-"""``float32``, ``bfloat16``, ``float16`` or ``auto``, as in a spec."""
 
+def chosen(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the autocast dtype for a device; None: everything runs in float32.
 
-def chosen(precision: Choice, device: torch.device) -> torch.dtype | None:
-    """Return the autocast dtype for a device; None: everything runs in float32."""
+    ``precision`` is as in a spec: ``float32``, ``bfloat16``, ``float16`` or ``auto``.
+    """
     if precision == "float16":
         return torch.float16
     is_low = precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16(device))

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,20 +18,11 @@ import torch
 from torch import Tensor
 
 from engine.core.precision import dtype_name
-from engine.core.tensor_dtypes import DTYPE_NAMES
+from engine.core.safetensors_header import DTYPE_NAMES, header
 from glasshouse.failpoints import failpoint
 
 _PIECE = 4 * 2**20
 _DTYPES = {short: getattr(torch, name) for name, short in DTYPE_NAMES.items()}
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write contiguous CPU tensors durably; return the file's ``size_bytes`` and ``sha256``.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    return write_file(path, _pieces(tensors))
 
 
 def save_tensors(
@@ -44,10 +35,10 @@ def save_tensors(
     """
     on_host = {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
     with path.open("wb") as file:
-        file.writelines(_pieces(on_host, metadata))
+        file.writelines(pieces_of(on_host, metadata))
 
 
-def write_file(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a new file durably; return its ``size_bytes`` and ``sha256``.
 
     Raises:
@@ -90,30 +81,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def text_pieces(text: str) -> Iterator[memoryview]:
-    """Return a text in the form that `write_file` takes."""
-    yield memoryview(text.encode())
-
-
-def _pieces(
+def pieces_of(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[memoryview]:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    """Yield the contents of a file of contiguous CPU tensors, piece by piece."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {
-            "dtype": DTYPE_NAMES[dtype_name(tensor.dtype)],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    yield memoryview(struct.pack("<Q", len(header)) + header)
-    for name in order:
-        yield from _bytes_of(tensors[name])
+    entries = [(name, tensors[name]) for name in order]
+    yield memoryview(
+        header(((n, dtype_name(x.dtype), x.shape, x.nbytes) for n, x in entries), metadata)
+    )
+    for _, tensor in entries:
+        yield from _bytes_of(tensor)
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:

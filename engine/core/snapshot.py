@@ -65,20 +65,15 @@ class Staging:
 
     def copied(self, part: str, name: str, tensor: Tensor) -> Tensor:
         """Return a contiguous copy; from an accelerator, complete once the stream reaches it."""
-        source = tensor.detach()
-        try:
-            buffer = self._buffer((part, name), source)
-        except RuntimeError:  # no more memory can be pinned: copy synchronously
-            return source.cpu().contiguous()
-        return buffer.copy_(source, non_blocking=source.device.type != "cpu")
-
-    def _buffer(self, key: tuple[str, str], source: Tensor) -> Tensor:
-        found = self._buffers.get(key)
-        if found is None or (found.shape, found.dtype) != (source.shape, source.dtype):
-            pinned = source.device.type != "cpu"
-            found = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
-            self._buffers[key] = found
-        return found
+        source, pinned = tensor.detach(), tensor.device.type != "cpu"
+        buffer = self._buffers.get((part, name))
+        if buffer is None or (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
+            try:
+                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+            except RuntimeError:  # no more memory can be pinned: copy synchronously
+                return source.cpu().contiguous()
+            self._buffers[part, name] = buffer
+        return buffer.copy_(source, non_blocking=pinned)
 
 
 def take(

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import time
+import traceback
 import zlib
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Sequence
@@ -42,6 +43,13 @@ def now() -> str:
     """Return the current time as in records: RFC 3339, UTC, milliseconds."""
     second, nanoseconds = divmod(time.time_ns(), 10**9)
     return f"{_second(second)}.{nanoseconds // 10**6:03d}Z"
+
+
+def report_dropped(emit: Emit, what: str, error: Exception, more: str = "") -> None:
+    """Report something that a job lost by an error that does not end it."""
+    text = f"{what}: {type(error).__name__}: {error}{more}"
+    emit({"type": "dropped", "at": now(), "what": text[:500], "count": 1})
+    traceback.print_exception(error)
 
 
 @lru_cache(maxsize=2)

@@ -7,10 +7,11 @@ torch's events, not on jobs.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,47 +26,38 @@ TRAINING_FACTOR = 3
 """A step counts as three times the operations of its forward pass. This is the usual convention:
 one for the forward pass, two for the gradients with respect to inputs and parameters."""
 _MAX_WAITING = 4096
+_cuda_event = partial(torch.cuda.Event, enable_timing=True)
 
 
-@dataclass
-class Laps:
-    """Measurements: nanoseconds by part, steps, rows, tokens."""
+Laps = defaultdict[str, float]
+"""Nanoseconds by part; and ``num_steps``, ``num_rows`` and ``num_tokens``, the steps of sequences
+without padding."""
 
-    spent_ns: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, REPORT), 0))
-    num_steps: int = 0
-    num_rows: int = 0
-    num_tokens: int = 0
-    """Steps of sequences, without padding."""
 
-    def join(self, other: "Laps") -> None:
-        """Add another measurement to this one."""
-        for part, spent in other.spent_ns.items():
-            self.spent_ns[part] += spent
-        self.num_steps += other.num_steps
-        self.num_rows += other.num_rows
-        self.num_tokens += other.num_tokens
+def _add(laps: Laps, more: Mapping[str, float]) -> None:
+    for name, number in more.items():
+        laps[name] += number
 
 
 class HostClock:
     """Measures laps with the host's clock: exact if the device is the host."""
 
     def __init__(self) -> None:
-        self._laps = Laps()
-        self._spent = self._laps.spent_ns
+        self._laps = Laps(float)
         self._depth = 0
         self._paused = self._last = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
         """Attribute the time since the last mark to a part."""
         now = time.perf_counter_ns()
-        self._spent[part] += now - self._last
+        self._laps[part] += now - self._last
         self._last = now
 
     def end_step(self, num_rows: int, num_tokens: int = 0) -> None:
         """Count a step of ``num_rows`` rows whose sequences have ``num_tokens`` steps."""
-        self._laps.num_steps += 1
-        self._laps.num_rows += num_rows
-        self._laps.num_tokens += num_tokens
+        self._laps["num_steps"] += 1
+        self._laps["num_rows"] += num_rows
+        self._laps["num_tokens"] += num_tokens
 
     def pause(self) -> None:
         """Exclude the time up to `resume` from the current part."""
@@ -79,13 +71,12 @@ class HostClock:
         if self._depth:
             return
         passed = time.perf_counter_ns() - self._paused
-        self._spent[part] += passed
+        self._laps[part] += passed
         self._last += passed
 
     def take(self, *, wait: bool = False) -> Laps:
         """Return what was measured since the last call."""
-        taken, self._laps = self._laps, Laps()
-        self._spent = self._laps.spent_ns
+        taken, self._laps = self._laps, Laps(float)
         return taken
 
     moment = staticmethod(time.perf_counter_ns)
@@ -106,9 +97,9 @@ class DeviceClock:
     host, the time counts for the part that it waits for.
     """
 
-    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
-        self._make_event = make_event or _cuda_event
-        self._laps = Laps()
+    def __init__(self, make_event: Callable[[], Any] = _cuda_event) -> None:
+        self._make_event = make_event
+        self._laps = Laps(float)
         self._free: list[Any] = []
         self._waiting: deque[tuple[str | tuple[int, int] | None, Any]] = deque()
         self._carried_ms = 0.0
@@ -144,7 +135,7 @@ class DeviceClock:
             if marked:
                 marked[-1].synchronize()
         self._settle()
-        taken, self._laps = self._laps, Laps()
+        taken, self._laps = self._laps, Laps(float)
         return taken
 
     def moment(self) -> Any:
@@ -176,9 +167,7 @@ class DeviceClock:
                 return
             self._waiting.popleft()
             if isinstance(what, tuple):
-                self._laps.num_steps += 1
-                self._laps.num_rows += what[0]
-                self._laps.num_tokens += what[1]
+                _add(self._laps, {"num_steps": 1, "num_rows": what[0], "num_tokens": what[1]})
             else:
                 self._count(what, event)
 
@@ -189,14 +178,10 @@ class DeviceClock:
         if what is None:  # a part was interrupted: the rest of it follows later
             self._carried_ms += passed_ms
         elif what.startswith("+"):
-            self._laps.spent_ns[what[1:]] += passed_ms * 1e6
+            self._laps[what[1:]] += passed_ms * 1e6
         else:
-            self._laps.spent_ns[what] += (passed_ms + self._carried_ms) * 1e6
+            self._laps[what] += (passed_ms + self._carried_ms) * 1e6
             self._carried_ms = 0.0
-
-
-def _cuda_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
 
 
 Clock = HostClock | DeviceClock
@@ -234,8 +219,8 @@ class Timing:
     def __init__(self, clock: Clock, work: Work) -> None:
         self.clock = clock
         self._work = work
-        self._laps = Laps()
-        self._told: tuple[int, Laps] | None = None
+        self._laps = Laps(float)
+        self._reported: tuple[int, Laps] | None = None
 
     def figures(self, step: int, *, last: bool = False) -> dict[str, float]:
         """Return means over the steps that ended since the last call; empty if none did.
@@ -243,26 +228,26 @@ class Timing:
         ``last`` waits for the device. A second call for the same step includes the first one's
         measurements and replaces them: this adds, for example, an evaluation after the last step.
         """
-        self._laps.join(self.clock.take(wait=last))
-        if self._told is not None and self._told[0] == step:
-            self._laps.join(self._told[1])
-        if not self._laps.num_steps:
+        _add(self._laps, self.clock.take(wait=last))
+        if self._reported is not None and self._reported[0] == step:
+            _add(self._laps, self._reported[1])
+        if not self._laps["num_steps"]:
             return {}
-        self._told, self._laps = (step, self._laps), Laps()
-        return figures_of(self._told[1], self._work)
+        self._reported, self._laps = (step, self._laps), Laps(float)
+        return figures_of(self._reported[1], self._work)
 
 
 def figures_of(laps: Laps, work: Work) -> dict[str, float]:
     """Return seconds per step by part, and throughput per second."""
-    steps, total_s = laps.num_steps, sum(laps.spent_ns.values()) / 1e9
-    figures = {f"time/{part}": laps.spent_ns[part] / 1e9 / steps for part in PARTS}
+    steps, total_s = laps["num_steps"], sum(laps[part] for part in (*PARTS, REPORT)) / 1e9
+    figures = {f"time/{part}": laps[part] / 1e9 / steps for part in PARTS}
     figures["time/step"] = total_s / steps
     if total_s <= 0:
         return figures
-    rate = laps.num_rows / total_s
+    rate = laps["num_rows"] / total_s
     figures["throughput/samples_per_s"] = rate
-    if laps.num_tokens:
-        figures["throughput/tokens_per_s"] = laps.num_tokens / total_s
+    if laps["num_tokens"]:
+        figures["throughput/tokens_per_s"] = laps["num_tokens"] / total_s
     if work.flops_per_row:
         flops = TRAINING_FACTOR * work.flops_per_row * rate
         figures["throughput/flops_per_s"] = flops

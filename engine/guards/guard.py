@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.core.readback import Readback
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
-from engine.core.tensor_names import leaves
+from engine.core.tensor_names import leaves, root
 from engine.core.timing import Clock, taken_out
 from engine.data.batches.batch import Batch
 from engine.data.batches.rows import Rows
@@ -29,10 +29,11 @@ from engine.guards.update_gate import UpdateGate
 from engine.learner.learner import Learner
 from engine.learner.side_effects import Randomness
 from engine.losses.loss_sums import StepPart
+from engine.network.layers import LayerFailed
 from engine.network.network import Network
 from engine.optim.gradient_scaling import MIN_SCALE
 from glasshouse import jsonio
-from glasshouse.errors import NonFinite, TooManySkipped
+from glasshouse.errors import NonFinite, RunFailure, TooManySkipped
 from glasshouse.events import STATS_COLUMNS
 from glasshouse.spec import TrainJob
 from glasshouse.spec.guards import MAX_SKIPPED
@@ -49,6 +50,7 @@ promised, because the rest of the guard takes time too."""
 _MAX_EVERY = 64
 SCALE = "loss_scale"
 """Reported with the checked numbers if losses are scaled."""
+_ABSMAX = STATS_COLUMNS.index("absmax")
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
 
 
@@ -89,8 +91,8 @@ class Guard:
         self._action, self._checks = spec.action, frozenset(spec.check)
         self._limit = spec.max_skipped or MAX_SKIPPED
         skipped = Skipped(spec.skip)
-        self._hidden_state = learner.hidden_state
-        self._replay = _replay(learner, rows, skipped)
+        self._learner = learner
+        self._replay = Replay(learner, rows, skipped)
         named = learner.network.named_parameters()
         self._graded = [item for name, item in named if item.requires_grad and name not in skipped]
         self._norms: list[Tensor] = []
@@ -105,9 +107,9 @@ class Guard:
         )
         self._pace = CheckInterval(leaves_out=self._action == "warn")
         self._passes: list[Pass] = []
-        self._looked_at: list[Pass] = []
+        self._previous: list[Pass] = []
         """The passes of the newest complete step."""
-        self.advice: str | None = None
+        self._advice: str | None = None
         """The first cause of the newest bad numbers, while they continue."""
         self._kept: deque[list[Any]] = deque(maxlen=NUM_STEPS)
         self._is_armed = True
@@ -131,19 +133,39 @@ class Guard:
             if not self._passes:
                 self._gate.begin()
             randomness = Randomness.now(self._readback.device)
-            hidden_state = None if self._hidden_state is None else self._hidden_state.snapshot()
+            carried = self._learner.hidden_state
+            hidden_state = None if carried is None else carried.snapshot()
             self._passes.append(Pass(batch.taken, randomness, batch.trained_in, hidden_state, part))
 
-    def rewind(self) -> None:
-        """Restore the random state and the hidden state of the current pass, to run it again."""
-        if not self._passes:
-            return
-        under_way = self._passes[-1]
-        under_way.randomness.restore()
-        if self._hidden_state is not None and under_way.hidden_state is not None:
-            self._hidden_state.put(under_way.hidden_state)
+    def blame(self, error: Exception, batch: Batch | None) -> Exception:
+        """Return a ``NonFinite`` failure if a layer or the loss failed on NaN or Inf.
 
-    def look(self, step: int, epoch: int, loss: Tensor) -> None:
+        The forward pass is run once more on the same batch, with the random state of the step,
+        which only a guard that checks something keeps. Any other error is returned unchanged.
+        """
+        if batch is None or not isinstance(error, LayerFailed):
+            return error
+        if isinstance(error.cause, RunFailure):
+            return error
+        try:
+            if self._passes:
+                self._passes[-1].restore(self._learner)
+            found = self._replay.in_forward(batch)
+        except Exception:  # it only adds to what is known
+            return error
+        what = {
+            "input": f"In the data, {found.tensor!r} is",
+            "param": f"The parameter {found.tensor!r} was",
+            "output": f"In the forward pass the output of {found.layer!r} was",
+        }
+        if found.kind is None:
+            return error
+        first_line = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[0]
+        detail = f"{what[found.kind]} not finite, and {error.layer!r} failed by it: {first_line}"
+        own = [NonFinite.OF_DATA] * (found.kind == "input") + _large_fields(found)
+        return NonFinite(detail, layer=found.layer, hint=self._advice or next(iter(own), None))
+
+    def check(self, step: int, epoch: int, loss: Tensor) -> None:
         """Check a step between its backward pass and clipping; its update may be skipped.
 
         Raises:
@@ -153,7 +175,7 @@ class Guard:
         if not self._checks:
             return
         passes, self._passes = self._passes, []
-        before, self._looked_at = self._looked_at, passes
+        before, self._previous = self._previous, passes
         self._newest = step, epoch, float(self._optimizer.param_groups[0]["lr"])
         numbers: dict[str, Tensor] = {"loss": loss.detach()} if "loss" in self._checks else {}
         if "gradients" in self._checks and self._pace.is_due():
@@ -164,7 +186,9 @@ class Guard:
             self._norms = []
         if self._scaling is not None and "gradients" in self._checks:
             numbers[SCALE] = self._scaling.scale
-        if decisive := [item for name, item in numbers.items() if self._decides(name)]:
+        # overflows are skipped anyway where losses are scaled
+        idle = () if self._scaling is None else ("gradients", SCALE)
+        if decisive := [item for name, item in numbers.items() if name not in idle]:
             self._gate.take(decisive)
         self._put(CheckedStep(*self._newest, [*numbers], passes, before), numbers)
 
@@ -172,10 +196,6 @@ class Guard:
         """Return whether the newest step made no update; waits for the device if that decided."""
         has_overflowed = self._scaling is not None and self._scaling.has_skipped
         return has_overflowed or self._gate.has_skipped
-
-    def _decides(self, name: str) -> bool:
-        """Return whether a number decides about the update; overflows are skipped anyway."""
-        return self._scaling is None or name not in ("gradients", SCALE)
 
     def state(self) -> State:
         """Return the counts and the values of the last steps."""
@@ -221,7 +241,7 @@ class Guard:
         numbers: dict[str, Tensor] = {}
         if parameters:
             numbers["parameters"] = norm_of(parameters, parameters[0], math.inf)
-        self._put(CheckedStep(*self._newest, [*numbers], [], self._looked_at), numbers)
+        self._put(CheckedStep(*self._newest, [*numbers], [], self._previous), numbers)
 
     def _put(self, seen: CheckedStep, numbers: Mapping[str, Tensor]) -> None:
         if numbers:
@@ -230,7 +250,6 @@ class Guard:
     # --- findings ---------------------------------------------------------------------------
 
     def _arrived(self, seen: CheckedStep, arrived: Sequence[float]) -> None:
-        """Check a step's numbers after readback."""
         values = dict(zip(seen.names, arrived, strict=True))
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         has_ended = values.pop(SCALE, MIN_SCALE) < MIN_SCALE
@@ -243,23 +262,22 @@ class Guard:
         if not bad:
             if "parameters" not in values or len(self._checks) == 1:
                 self._is_armed, self._in_a_row = True, 0
-                self._has_overflowed, self.advice = False, None
+                self._has_overflowed, self._advice = False, None
             return
         if self._action == "skip_step":
-            self._count(seen)
-        is_first = self._is_armed and not (self._has_overflowed and _may_overflow(bad, values))
+            self._gate.shut()
+            self.num_skipped += 1
+            self._in_a_row += 1
+            self._metrics(seen, {"skipped_steps": self.num_skipped})
+        # its values may be finite, and only its norm overflows, as was reported
+        overflows = bad == ["gradients"] and math.isinf(values["gradients"])
+        is_first = self._is_armed and not (self._has_overflowed and overflows)
         is_over = has_ended or self._action == "fail" or self._in_a_row > self._limit
         if (is_first and self._num_findings < MAX_FINDINGS) or is_over:
             self._num_findings += 1
-            self._tell(seen, bad, values, is_over=is_over)
+            self._report(seen, bad, values, is_over=is_over)
 
-    def _count(self, seen: CheckedStep) -> None:
-        self._gate.shut()
-        self.num_skipped += 1
-        self._in_a_row += 1
-        self._metrics(seen, {"skipped_steps": self.num_skipped})
-
-    def _tell(
+    def _report(
         self, seen: CheckedStep, bad: Sequence[str], values: Mapping[str, float], *, is_over: bool
     ) -> None:
         """Find the layer, emit a finding, and fail the job if required.
@@ -278,14 +296,13 @@ class Guard:
         passes = seen.passes if seen.passes and not is_of_before else seen.before
         record = self._finding(passes, found, bad, text, is_over=is_over)
         record["step"] = max(step, 0)
-        self.advice = record["causes"][0]
+        self._advice = record["causes"][0]
         self._emit(record)
         if not is_over:
             return
         if self._readback.device.type == "cpu" and "loss" in values:
-            self._metrics(
-                seen, {"loss": values["loss"], "lr": seen.lr}
-            )  # of a step that never ends
+            # of a step that never ends
+            self._metrics(seen, {"loss": values["loss"], "lr": seen.lr})
         is_skipping = self._action == "skip_step" and SCALE not in bad
         kind = TooManySkipped if is_skipping else NonFinite
         if kind is TooManySkipped:
@@ -296,7 +313,7 @@ class Guard:
             layer=found.layer,
             step=seen.step,
             found={key: record[key] for key in keys} | {"metric": bad[0]},
-            hint=self.advice,
+            hint=self._advice,
         )
 
     def _metrics(self, seen: CheckedStep, values: dict[str, float]) -> None:
@@ -319,20 +336,15 @@ class Guard:
         if SCALE in bad:
             said = f"the loss scale has fallen below {MIN_SCALE}: gradients overflow float16 "
             said += "however little they are scaled. Take precision bfloat16, or a smaller loss."
-        text = f"Step {seen.step}: {said} {described(found, self._readers())}"
+        layers = self._job.network.layers
+        readers = [x.name for x in layers if found.layer in [*map(root, x.inputs or ())]]
+        text = f"Step {seen.step}: {said} {described(found, readers)}"
         if found.phase == "update" and "parameters" not in bad:
             text += " The update of an earlier step has made it so."
             text += " With action fail that step would be looked into." * (self._action == "warn")
         elif not self._gate.keeps:
             text += " That is with the parameters of some steps later."
         return text
-
-    def _readers(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for layer in self._job.network.layers:
-            for source in layer.inputs or ():
-                found.setdefault(source.partition(".")[0], []).append(layer.name)
-        return found
 
     def _finding(
         self, passes: Sequence[Pass], found: Found, bad: Sequence[str], text: str, *, is_over: bool
@@ -365,17 +377,6 @@ class Guard:
             "steps": {"columns": [*_STEP_COLUMNS], "rows": [*self._kept]},
             "tensors": {"columns": [*STATS_COLUMNS], "rows": found.rows},
         }
-
-
-def _replay(learner: Learner, rows: Rows, skipped: Skipped) -> Replay:
-    return Replay(
-        learner.network,
-        learner.loss_fn,
-        rows,
-        skipped,
-        hidden_state=learner.hidden_state,
-        scaling=learner.scaling,
-    )
 
 
 class CheckInterval:
@@ -433,25 +434,21 @@ def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) ->
     return torch.linalg.vector_norm(torch.stack([item.to(torch.float32) for item in norms]), order)
 
 
-def _may_overflow(bad: Sequence[str], values: Mapping[str, float]) -> bool:
-    """Return whether a step's values may be finite and only its gradient norm overflows."""
-    return [*bad] == ["gradients"] and math.isinf(values["gradients"])
-
-
 def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = False) -> list[str]:
     """Return possible causes and what to do, the most likely first; at least one."""
-    told: list[str] = [NonFinite.OF_SCALE] if of_scale else []
+    named: list[str] = [NonFinite.OF_SCALE] if of_scale else []
     if found.kind == "input":
-        told.append(NonFinite.OF_DATA)
-    absmax = STATS_COLUMNS.index("absmax")
-    told += [
-        NonFinite.of_field(row[0], row[absmax])
-        for row in found.fields
-        if NonFinite.LARGE <= row[absmax] < math.inf
-    ]
+        named.append(NonFinite.OF_DATA)
+    named += _large_fields(found)
     norms = [row[2] for row in steps[:-1] if row[2] is not None and math.isfinite(row[2])]
     if len(norms) >= 2 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:
-        told.append(NonFinite.OF_GROWTH)
-    if found.kind in ("output", "output_grad") and found.norm is None and not told:
-        told.append(NonFinite.OF_FUNCTION)
-    return told or [NonFinite.OF_RATE]
+        named.append(NonFinite.OF_GROWTH)
+    if found.kind in ("output", "output_grad") and found.norm is None and not named:
+        named.append(NonFinite.OF_FUNCTION)
+    return named or [NonFinite.OF_RATE]
+
+
+def _large_fields(found: Found) -> list[str]:
+    """Return a cause for each field of the data that has large values."""
+    values = [(row[0], row[_ABSMAX]) for row in found.fields]
+    return [NonFinite.of_field(n, x) for n, x in values if NonFinite.LARGE <= x < math.inf]

@@ -6,26 +6,26 @@ random generators are restored after it, bit for bit.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.core.tensor_names import leaves, root
 from engine.data.batches.batch import Batch, Taken
 from engine.data.batches.rows import Rows
+from engine.learner.learner import Learner
 from engine.learner.side_effects import Randomness, untouched
 from engine.losses.loss_sums import StepPart
-from engine.losses.losses import Losses, loss_of
-from engine.network.hidden_state import HiddenState, States, alone
+from engine.losses.losses import loss_of
+from engine.network.hidden_state import States, alone
 from engine.network.layers import LayerFailed
-from engine.network.network import Network
-from engine.optim.gradient_scaling import GradScaling
 from engine.probes.statistics.summarize import summarize
-from engine.probes.watched.gradients import watch_gradient
+from engine.probes.watched.layer_hooks import watch_gradient, watch_outputs
 from glasshouse.events import STATS_COLUMNS
 
 NUM_TENSORS = 20
@@ -50,6 +50,12 @@ class Pass:
     """The initial hidden state of its stateful layers, if there are any."""
     part: StepPart | None = None
     """Its place in the step, if several micro-batches make one step."""
+
+    def restore(self, learner: Learner) -> None:
+        """Restore the random state and the hidden state that it began with."""
+        self.randomness.restore()
+        if learner.hidden_state is not None and self.hidden_state is not None:
+            learner.hidden_state.put(self.hidden_state)
 
 
 @dataclass
@@ -100,20 +106,9 @@ class Skipped:
 class Replay:
     """Finds the first bad tensor of recorded passes."""
 
-    def __init__(
-        self,
-        network: Network,
-        loss_fn: Losses,
-        rows: Rows,
-        skipped: Skipped,
-        *,
-        hidden_state: HiddenState | None = None,
-        scaling: GradScaling | None = None,
-    ) -> None:
-        self._network = network
-        self._scaling = scaling
-        self._hidden_state = hidden_state
-        self._loss_fn = loss_fn
+    def __init__(self, learner: Learner, rows: Rows, skipped: Skipped) -> None:
+        self._learner = learner
+        self._network = learner.network
         self._rows = rows
         self._skipped = skipped
 
@@ -128,10 +123,9 @@ class Replay:
             return found
         largest = Found()
         for number, one in enumerate(passes):
-            with untouched(self._network, one.randomness.device), alone(self._hidden_state):
-                one.randomness.restore()
-                if self._hidden_state is not None and one.hidden_state is not None:
-                    self._hidden_state.put(one.hidden_state)
+            hidden_state = self._learner.hidden_state
+            with untouched(self._network, one.randomness.device), alone(hidden_state):
+                one.restore(self._learner)
                 search = _Search(self._skipped)
                 batch = self._rows.batch(one.taken, trained_in=one.trained_in)
                 self._run(batch, one.part, search)
@@ -148,39 +142,46 @@ class Replay:
         for name, parameter in self._network.named_parameters():
             if name not in self._skipped and not is_finite(parameter):
                 search = _Search(self._skipped)
-                search.see(name.rpartition(".")[0] or name, name, "param", "update", parameter)
+                search.see_parameter(name, "param", "update", parameter)
                 return search.found
         return Found()
 
-    def _run(self, batch: Batch, part: StepPart | None, search: "_Search") -> None:
-        search.num_rows = batch.num_rows
-        for name, tensor in batch.items():
-            search.see(name, name, "input", "forward", tensor)
-        handles = self._hook(search)
+    @torch.no_grad()
+    def in_forward(self, batch: Batch) -> Found:
+        """Return the first bad tensor of the data, the parameters and a forward pass."""
+        search = _Search(Skipped(()))
+        search.see_batch(batch)
+        for name, parameter in self._network.named_parameters():
+            search.see_parameter(name, "param", "update", parameter)
+        if search.found.layer is not None:
+            return search.found
+        handles = watch_outputs(self._network, search.see_output)
         try:
-            # If a layer fails, check what was computed before it.
-            with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
-                loss = loss_of(self._loss_fn, self._network(batch.tensors), part).total
-                search.see("loss", "loss", "output", "forward", loss)
-                if search.found.layer is None:
-                    (loss if self._scaling is None else loss * self._scaling.scale).backward()
+            with contextlib.suppress(LayerFailed):  # as in the step itself
+                self._network(batch)
         finally:
             for handle in handles:
                 handle.remove()
+        return search.found
 
-    def _hook(self, search: "_Search") -> list[Any]:
-        names: dict[nn.Module, list[str]] = {}
-        for name, module in self._network.layers.items():
-            names.setdefault(module, []).append(name)
-        handles: list[Any] = [
-            module.register_forward_hook(_on_output(search, iter(called)))
-            for module, called in names.items()
-        ]
+    def _run(self, batch: Batch, part: StepPart | None, search: "_Search") -> None:
+        loss_fn, scaling = self._learner.loss_fn, self._learner.scaling
+        search.see_batch(batch)
+        handles = watch_outputs(self._network, search.see_output)
         for name, parameter in self._network.named_parameters():
             if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(_on_grad(search, name))
-                handles.append(handle)
-        return handles
+                hook = partial(search.see_grad, name)
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        try:
+            # If a layer fails, check what was computed before it.
+            with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
+                loss = loss_of(loss_fn, self._network(batch.tensors), part).total
+                search.see("loss", "loss", "output", "forward", loss)
+                if search.found.layer is None:
+                    (loss if scaling is None else loss * scaling.scale).backward()
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class _Search:
@@ -190,10 +191,32 @@ class _Search:
         self._skipped = skipped
         self._rows: deque[Row] = deque(maxlen=NUM_TENSORS)
         self._fields: list[Row] = []
-        self.num_rows = 0
+        self._num_rows = 0
         self.found = Found()
         self.largest = Found()
         """The gradient that makes a norm overflow while all values are finite."""
+
+    def see_batch(self, batch: Batch) -> None:
+        """Check the fields of the data."""
+        self._num_rows = batch.num_rows
+        for name, tensor in batch.items():
+            self.see(name, name, "input", "forward", tensor)
+
+    def see_output(self, layer: str, output: Any) -> None:
+        """Check the output of a layer, and the gradient with respect to it when it is there."""
+        for leaf, tensor in leaves(layer, output):
+            self.see(layer, leaf, "output", "forward", tensor)
+            if tensor.requires_grad:
+                watch_gradient(tensor, partial(self.see, layer, leaf, "output_grad", "backward"))
+
+    def see_grad(self, name: str, parameter: Tensor) -> None:
+        """Check the gradient of a parameter."""
+        if parameter.grad is not None:
+            self.see_parameter(name, "param_grad", "backward", parameter.grad)
+
+    def see_parameter(self, name: str, kind: str, phase: str, tensor: Tensor) -> None:
+        """Check a parameter, or a tensor that belongs to it."""
+        self.see(name.rpartition(".")[0] or name, name, kind, phase, tensor)
 
     def see(self, layer: str, name: str, kind: str, phase: str, tensor: Tensor) -> None:
         """Check a tensor that still has its value."""
@@ -223,9 +246,9 @@ class _Search:
         """Return the rows of the batch that match a test; None: the tensor has no rows."""
         if tensor.layout is not torch.strided or not tensor.dim():
             return None
-        if tensor.shape[0] != self.num_rows or not tensor.numel():
+        if tensor.shape[0] != self._num_rows or not tensor.numel():
             return None
-        return test(tensor.detach().reshape(self.num_rows, -1)).nonzero().reshape(-1)
+        return test(tensor.detach().reshape(self._num_rows, -1)).nonzero().reshape(-1)
 
 
 def _largest(rows: Tensor) -> Tensor:
@@ -249,37 +272,13 @@ def larger(first: Found, second: Found) -> Found:
     return second if first.norm is None or second.norm > first.norm else first
 
 
-def _on_output(search: _Search, names: Iterator[str]) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        layer = next(names)
-        for leaf, tensor in leaves(layer, output):
-            search.see(layer, leaf, "output", "forward", tensor)
-            if tensor.requires_grad:
-                watch_gradient(tensor, _on_gradient(search, layer, leaf))
-
-    return hook
-
-
-def _on_gradient(search: _Search, layer: str, leaf: str) -> Callable[[Tensor], None]:
-    return lambda gradient: search.see(layer, leaf, "output_grad", "backward", gradient)
-
-
-def _on_grad(search: _Search, name: str) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            layer = name.rpartition(".")[0] or name
-            search.see(layer, name, "param_grad", "backward", parameter.grad)
-
-    return hook
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite; waits for the device."""
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach()).all())
 
 
-def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
-    """Return a description of the place; ``readers``: the layers that read a layer."""
+def described(found: Found, readers: Sequence[str]) -> str:
+    """Return a description of the place; ``readers``: the layers that read the found one."""
     if found.tensor is None or found.norm is not None:
         return _of_norm(found)
     nan, infinities, count = found.counts
@@ -293,7 +292,7 @@ def described(found: Found, readers: Mapping[str, Sequence[str]]) -> str:
             thing = "the loss" if found.layer == "loss" else f"the output of {found.tensor!r}"
             return f"In the forward pass {thing} was not finite: {what}."
         case "output_grad":
-            back = " and ".join(repr(name) for name in readers.get(found.layer or "", ())) or "loss"
+            back = " and ".join(map(repr, readers)) or "loss"
             thing = f"the gradient with respect to the output of {found.tensor!r}"
             return f"In the backward pass {thing}, from {back}, was not finite: {what}."
         case _:

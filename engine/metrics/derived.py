@@ -6,26 +6,24 @@ probes' governor does not limit it, because a metric is part of what the job com
 no shape suffixes: tensors may have any shape.
 """
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.core.precision import in_float32
 from engine.core.problems import Findings
 from engine.core.snapshot import State
-from engine.core.spool import Emit, now
+from engine.core.spool import Emit, report_dropped
 from engine.core.tensor_names import leaves, root
 from engine.core.timing import Clock, HostClock, taken_out
 from engine.metrics.metrics import metric_names, num_correct
 from engine.metrics.torch_metrics import RunningMetric
 from engine.network.network import Network
 from engine.optim.gradient_scaling import GradScaling
-from engine.probes.watched.gradients import watch_gradient
+from engine.probes.watched.layer_hooks import watch_gradient, watch_outputs
 from glasshouse.spec import Field, Metric
 
 NEVER = 2**62
@@ -36,40 +34,17 @@ _IDLE: AbstractContextManager[None] = nullcontext()
 # --- what is computed ------------------------------------------------------------------------
 
 
-def _mean_abs_diff(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).abs().mean()
-
-
-def _mean_squared_diff(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).square().mean()
-
-
-def _cosine_similarity(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum() / (_l2(a) * _l2(b))
-
-
-def _l2_ratio(a: Tensor, b: Tensor) -> Tensor:
-    return _l2(a) / _l2(b)
-
-
-def _l2(a: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(a)
-
-
-def _correct_fraction(scores: Tensor, target: Tensor) -> Tensor:
-    return num_correct(scores, target) / target.numel()
-
-
+_l2 = torch.linalg.vector_norm
 FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "mean_abs_diff": _mean_abs_diff,
-    "mean_squared_diff": _mean_squared_diff,
-    "cosine_similarity": _cosine_similarity,
-    "l2_ratio": _l2_ratio,
-    "correct_fraction": _correct_fraction,
+    "mean_abs_diff": lambda a, b: (a - b).abs().mean(),
+    "mean_squared_diff": lambda a, b: (a - b).square().mean(),
+    "cosine_similarity": lambda a, b: (a * b).sum() / (_l2(a) * _l2(b)),
+    "l2_ratio": lambda a, b: _l2(a) / _l2(b),
+    "correct_fraction": lambda scores, target: num_correct(scores, target) / target.numel(),
     "mean": torch.mean,
     "l2": _l2,
 }
-"""Tensors arrive in floating point, except the targets of ``correct_fraction``, which stay
+"""Tensors arrive in floating point, except those of ``correct_fraction``, whose targets are
 integers."""
 _ONE_SHAPE = ("mean_abs_diff", "mean_squared_diff", "cosine_similarity")
 
@@ -81,38 +56,33 @@ def split(reference: str) -> tuple[str, str]:
 
 
 class _Series:
-    """One active derived metric."""
-
     def __init__(self, name: str, metric: Metric, fields: Mapping[str, Field]) -> None:
         self.name = name
         self.metric = metric
         self.every = metric.interval or 1
-        self._counted = RunningMetric(name, metric, fields) if metric.is_of_torchmetrics else None
+        self._running = RunningMetric(name, metric, fields) if metric.is_of_torchmetrics else None
         self.needs = [split(reference) for reference in metric.inputs]
         self.is_late = any(kind == "update" for _, kind in self.needs)
         self.num_failures = 0
 
-    def is_due(self, step: int) -> bool:
-        return step % self.every == 0
-
     def values(self, seen: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
         operands = [seen[need] for need in self.needs]
-        if self._counted is not None:
-            return self._counted.of_batch(operands)
+        if self._running is not None:
+            return self._running.of_batch(operands)
+        formula = FORMULAS[self.metric.type]
         if self.metric.type == "correct_fraction":
-            return {self.name: FORMULAS["correct_fraction"](*operands).to(torch.float32)}
-        return {self.name: FORMULAS[self.metric.type](*[_floating(item) for item in operands])}
-
-
-def _floating(item: Tensor) -> Tensor:
-    return item if item.dtype in (torch.float32, torch.float64) else item.to(torch.float32)
+            return {self.name: formula(*operands).to(torch.float32)}
+        wide = (torch.float32, torch.float64)
+        return {
+            self.name: formula(*(x if x.dtype in wide else x.to(torch.float32) for x in operands))
+        }
 
 
 # --- hooks ----------------------------------------------------------------------------------
 
 
-class Derived:
-    """The derived metrics of a job."""
+class Derived(AbstractContextManager[None]):
+    """The derived metrics of a job; a context that watches one forward and backward pass."""
 
     def __init__(
         self,
@@ -129,7 +99,7 @@ class Derived:
         ``scaling``: the scaler of gradients with respect to outputs, if they are scaled.
         """
         self._network = network
-        self.scaling = scaling
+        self._scaling = scaling
         self._emit = emit
         self._clock = clock or HostClock()
         names = metric_names(metrics)
@@ -141,7 +111,12 @@ class Derived:
         self._off: list[str] = []
         self._next_due = 0 if self._series else NEVER
         self._values: dict[str, Tensor] = {}
-        self._late: _Seeing | None = None
+        self._due: list[_Series] = []
+        """The series of this step that are not computed yet."""
+        self._needs: set[tuple[str, str]] = set()
+        self._batch: Mapping[str, Tensor] = {}
+        self._seen: dict[tuple[str, str], Tensor] = {}
+        self._handles: list[Any] = []
 
     def at(
         self, step: int, batch: Mapping[str, Tensor], *, is_last: bool = True
@@ -154,8 +129,10 @@ class Derived:
             return _IDLE
         every = [series.every for series in self._series]
         self._next_due = min(((step // n + 1) * n for n in every), default=NEVER)
-        due = [series for series in self._series if series.is_due(step)]
-        return _Seeing(self, self._network, due, batch) if due else _IDLE
+        self._due = [series for series in self._series if step % series.every == 0]
+        self._needs = {need for series in self._due for need in series.needs}
+        self._batch = batch
+        return self if self._due else _IDLE
 
     def state(self) -> State:
         """Return how often each series has failed, and which are off."""
@@ -169,86 +146,21 @@ class Derived:
         for series in self._series:
             series.num_failures = int(state["failures"].get(series.name, 0))
 
-    def take(self) -> dict[str, Tensor]:
-        """Return the values of the step, after its update; they stay on the device."""
-        if self._late is not None:
-            seeing, self._late = self._late, None
-            with self.apart():
-                seeing.finish()
-        taken, self._values = self._values, {}
-        return taken
-
-    def compute(self, due: Sequence[_Series], seen: Mapping[tuple[str, str], Tensor]) -> None:
-        """Compute values; a failing one does not stop training."""
-        for series in due:
-            try:
-                with torch.no_grad():
-                    self._values |= series.values(seen)
-            except Exception as error:
-                self._failed(series, error)
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Return a context whose time counts as derived series, wherever in the step it is."""
-        return taken_out(self._clock, "derived")
-
-    def wait(self, seeing: "_Seeing") -> None:
-        """Wait for the update: some values need it."""
-        self._late = seeing
-
-    def _failed(self, series: _Series, error: Exception) -> None:
-        series.num_failures += 1
-        what = f"metric {series.name}: {type(error).__name__}: {error}"
-        if series.num_failures >= MAX_FAILURES:
-            what += f"; it is off after {MAX_FAILURES} failures"
-            self._series = [item for item in self._series if item is not series]
-            self._off.append(series.name)
-        self._emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
-        traceback.print_exception(error)
-
-
-class _Seeing(AbstractContextManager[None]):
-    """Collects the tensors that are needed of one step."""
-
-    def __init__(
-        self,
-        derived: Derived,
-        network: Network,
-        due: Sequence[_Series],
-        batch: Mapping[str, Tensor],
-    ) -> None:
-        self._derived = derived
-        self._network = network
-        self._due = due
-        self._batch = batch
-        self._needs = {need for series in due for need in series.needs}
-        self._handles: list[Any] = []
-        self._seen: dict[tuple[str, str], Tensor] = {}
-
     def __enter__(self) -> None:
-        with self._derived.apart():
-            self._begin()
+        with taken_out(self._clock, "derived"):
+            self._seen = {
+                (name, kind): _copy(self._batch[name])
+                for name, kind in self._needs
+                if kind == "output" and name in self._batch
+            }
+            wanted = {root(name) for name, kind in self._needs if kind in ("output", "output_grad")}
+            self._handles = watch_outputs(self._network, self._on_output, wanted)
 
-    def _begin(self) -> None:
-        for name, kind in self._needs:
-            if kind == "output" and name in self._batch:
-                self._seen[name, kind] = _copy(self._batch[name])
-        wanted = {root(name) for name, kind in self._needs if kind in ("output", "output_grad")}
-        by_module: dict[nn.Module, list[str]] = {}
-        for name, module in self._network.layers.items():
-            by_module.setdefault(module, []).append(name)
-        for module, names in by_module.items():
-            if wanted & {*names}:  # a module that several layers share is called once for each
-                self._handles.append(module.register_forward_hook(self._on_output(iter(names))))
-
-    def _on_output(self, names: Any) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            layer = next(names)
-            with self._derived.apart():
-                for number, (leaf, tensor) in enumerate(leaves(layer, output)):
-                    for name in {leaf, layer} if number == 0 else {leaf}:
-                        self._see(name, tensor)
-
-        return hook
+    def _on_output(self, layer: str, output: Any) -> None:
+        with taken_out(self._clock, "derived"):
+            for number, (leaf, tensor) in enumerate(leaves(layer, output)):
+                for name in {leaf, layer} if number == 0 else {leaf}:
+                    self._see(name, tensor)
 
     def _see(self, name: str, tensor: Tensor) -> None:
         if (name, "output") in self._needs:
@@ -256,35 +168,26 @@ class _Seeing(AbstractContextManager[None]):
         if (name, "output_grad") in self._needs and tensor.requires_grad:
 
             def see(gradient: Tensor) -> None:
-                with self._derived.apart():
-                    scaling = self._derived.scaling
+                with taken_out(self._clock, "derived"):
+                    scaling = self._scaling
                     found = gradient if scaling is None else scaling.unscaled(gradient)
                     self._seen[name, "output_grad"] = _copy(found)
 
             self._handles += watch_gradient(tensor, see)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles, self._batch = [], {}
         if error is None:
-            with self._derived.apart():
-                self._end()
+            with taken_out(self._clock, "derived"):
+                self._read_parameters()
+                self._compute([series for series in self._due if not series.is_late])
+                self._due = [series for series in self._due if series.is_late]
 
-    def _end(self) -> None:
-        late = [series for series in self._due if series.is_late]
-        self._read_parameters(copied=bool(late))
-        self._derived.compute([item for item in self._due if not item.is_late], self._seen)
-        if late:
-            self._due = late
-            self._derived.wait(self)
-
-    def _read_parameters(self, *, copied: bool) -> None:
-        """Collect parameters and gradients before the update."""
+    def _read_parameters(self) -> None:
+        """Collect parameters and gradients before the update, of which some values need a copy."""
+        copied = any(series.is_late for series in self._due)
         parameters = dict(self._network.named_parameters())
         for name, kind in self._needs:
             found = parameters.get(name)
@@ -294,14 +197,33 @@ class _Seeing(AbstractContextManager[None]):
             if tensor is not None:
                 self._seen[name, kind] = _copy(tensor) if copied else _dense(tensor)
 
-    def finish(self) -> None:
-        """After the update, collect its changes and compute the values that need them."""
-        parameters = dict(self._network.named_parameters())
-        with torch.no_grad():
-            for name, kind in self._needs:
-                if kind == "update":
-                    self._seen[name, kind] = parameters[name] - self._seen[name, kind]
-        self._derived.compute(self._due, self._seen)
+    def take(self) -> dict[str, Tensor]:
+        """Return the values of the step, after its update; they stay on the device."""
+        if self._due:
+            with taken_out(self._clock, "derived"), torch.no_grad():
+                parameters = dict(self._network.named_parameters())
+                for name, kind in self._needs:
+                    if kind == "update":
+                        self._seen[name, kind] = parameters[name] - self._seen[name, kind]
+                self._compute(self._due)
+        self._due, self._seen = [], {}
+        taken, self._values = self._values, {}
+        return taken
+
+    def _compute(self, due: Sequence[_Series]) -> None:
+        """Compute values; a failing one does not stop training."""
+        for series in due:
+            try:
+                with torch.no_grad():
+                    self._values |= series.values(self._seen)
+            except Exception as error:
+                series.num_failures += 1
+                more = ""
+                if series.num_failures >= MAX_FAILURES:
+                    more = f"; it is off after {MAX_FAILURES} failures"
+                    self._series = [item for item in self._series if item is not series]
+                    self._off.append(series.name)
+                report_dropped(self._emit, f"metric {series.name}", error, more)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -328,42 +250,32 @@ def check(
     ``outputs`` are the fields and leaves of the trace; ``graded`` returns the leaves and parameters
     to which the loss sends a gradient.
     """
+
+    def operand(reference: str, pointer: str) -> Tensor | None:
+        name, kind = split(reference)
+        known = outputs if kind in ("output", "output_grad") else parameters
+        if name not in known:
+            what = "layer or data field" if known is outputs else "parameter"
+            hint = ""
+            if known is outputs and name in parameters:
+                hint = f"; the parameter is {name + '/param'!r}"
+            listed = ", ".join(list(known)[:30])
+            detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
+            findings.problem(pointer, detail, "unknown_input")
+            return None
+        if kind.endswith("_grad") and not _is_reached(name, known, graded()):
+            detail = f"no gradient reaches {name!r}: it has no {kind}"
+            findings.problem(pointer, detail, "no_gradient")
+            return None
+        return known[name]
+
     for number, metric in enumerate(metrics):
-        if metric.is_evaluated:
-            continue
-        pointer = f"/metrics/{number}/inputs"
-        found = [
-            _operand(reference, f"{pointer}/{place}", outputs, parameters, graded, findings)
-            for place, reference in enumerate(metric.inputs)
-        ]
-        known = [item for item in found if item is not None]
-        if len(known) == len(found):
-            _check_shapes(metric, known, pointer, findings)
-
-
-def _operand(
-    reference: str,
-    pointer: str,
-    outputs: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-    graded: Callable[[], set[str]],
-    findings: Findings,
-) -> Tensor | None:
-    name, kind = split(reference)
-    known = outputs if kind in ("output", "output_grad") else parameters
-    if name not in known:
-        what = "layer or data field" if known is outputs else "parameter"
-        hint = ""
-        if known is outputs and name in parameters:
-            hint = f"; the parameter is {name + '/param'!r}"
-        listed = ", ".join(list(known)[:30])
-        detail = f"there is no {what} {name!r}{hint}; there are: {listed}"
-        findings.problem(pointer, detail, "unknown_input")
-        return None
-    if kind.endswith("_grad") and not _is_reached(name, known, graded()):
-        findings.problem(pointer, f"no gradient reaches {name!r}: it has no {kind}", "no_gradient")
-        return None
-    return known[name]
+        if not metric.is_evaluated:
+            pointer = f"/metrics/{number}/inputs"
+            found = [operand(name, f"{pointer}/{n}") for n, name in enumerate(metric.inputs)]
+            known = [item for item in found if item is not None]
+            if len(known) == len(found):
+                _check_shapes(metric, known, pointer, findings)
 
 
 def _is_reached(name: str, known: Mapping[str, Tensor], graded: set[str]) -> bool:

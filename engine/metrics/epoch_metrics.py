@@ -1,22 +1,21 @@
-"""Metrics of torchmetrics over all rows of each evaluation, and their checks in the plan.
+"""Metrics over all rows of each evaluation, and the checks of those of torchmetrics in the plan.
 
 Their state is accumulated over the batches and computed once, so the value does not depend on the
 batch size. Knows jobs and files; ``engine.metrics.torch_metrics`` has the classes.
 """
 
-import contextlib
 import math
-import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.core.precision import dtype_name
 from engine.core.problems import Findings, one
-from engine.core.spool import Emit, now
-from engine.core.tensor_artifact import write_artifact
+from engine.core.spool import Emit, report_dropped
+from engine.core.tensor_artifact import Artifacts
 from engine.metrics.metrics import metric_names
 from engine.metrics.torch_metrics import (
     Given,
@@ -26,6 +25,7 @@ from engine.metrics.torch_metrics import (
     metric_classes,
     metric_parameters,
     num_values,
+    running,
 )
 from engine.network.shapes import FieldShape, Trace
 from glasshouse.spec import Metric, TrainJob
@@ -40,27 +40,28 @@ _PER_BATCH = ("Binary", "Multilabel")
 
 
 class EpochMetrics:
-    """The torchmetrics metrics of a job, over one evaluation after the other."""
+    """The metrics of a job, over one evaluation after the other."""
 
     def __init__(self, job: TrainJob, directory: Path, emit: Emit) -> None:
         named = zip(metric_names(job.metrics), job.metrics, strict=True)
-        self._metrics = [
-            RunningMetric(name, item, job.data.fields)
-            for name, item in named
-            if item.is_of_torchmetrics
-        ]
-        self._directory = directory
+        fields = job.data.fields
+        metrics = [running(name, item, fields) for name, item in named if item.is_evaluated]
+        self._metrics = sorted(metrics, key=lambda item: item.metric.is_of_torchmetrics)
+        self._artifacts = Artifacts(directory, "metrics", emit, "tensors of metrics")
         self._emit = emit
-        self._judged = _judged(job)
+        early, scheduler, best = job.stop.early, job.scheduler, job.checkpoint.keep_best
+        monitored = [item.metric for item in (early, scheduler, best) if item is not None]
+        self._monitored = [name for name in monitored if name is not None]
         self._failed: dict[str, Exception] = {}
-        self._kept: int | None = None
 
     def update(self, values: Mapping[str, Tensor]) -> None:
         """Add the network's outputs for a batch; a failing metric does not stop the others."""
         for item in self._metrics:
             if item.name not in self._failed:
-                with self._guarding(item):
+                try:
                     item.update([values[name] for name in item.metric.inputs])
+                except Exception as error:  # for example targets that its class does not take
+                    self._failed[item.name] = error
 
     def finish(self, step: int) -> dict[str, float]:
         """Return the values of the evaluation by series; a non-scalar result becomes a file.
@@ -70,52 +71,26 @@ class EpochMetrics:
         series: dict[str, float] = {}
         tensors: dict[str, Tensor] = {}
         for item in self._metrics:
-            given = Given({}, {})
-            if item.name not in self._failed:
-                with self._guarding(item):
-                    given = item.compute()
-            series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
-            tensors |= given.tensors
+            try:
+                if item.name in self._failed:
+                    raise self._failed[item.name]
+                given = item.compute()
+                series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
+                tensors |= given.tensors
+            except Exception as error:
+                series |= self._without(item.name)
+                report_dropped(self._emit, f"metric {item.name} of the evaluation", error)
             item.reset()
-        for name, error in self._failed.items():
-            series |= self._without(name)
-            self._tell(f"metric {name} of the evaluation", error)
         self._failed.clear()
-        if tensors and step != self._kept:
-            self._kept = step
-            self._keep(step, tensors)
+        if tensors:
+            self._artifacts.keep(step, lambda: tensors)
         return series
-
-    @contextlib.contextmanager
-    def _guarding(self, item: RunningMetric) -> Generator[None]:
-        try:
-            yield
-        except Exception as error:  # for example targets that its class does not take
-            self._failed[item.name] = error
 
     def _without(self, name: str) -> dict[str, float]:
         """Return NaN for each series of a failed metric, so that its consumers get a value."""
         own = f"validation/{name}"
-        found = [item for item in self._judged if item == own or item.startswith(f"{own}/")]
+        found = [item for item in self._monitored if item == own or item.startswith(f"{own}/")]
         return dict.fromkeys(found or [own], math.nan)
-
-    def _keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        try:
-            self._emit(write_artifact(self._directory, "metrics", step, tensors))
-        except Exception as error:  # for example a full disk
-            self._tell("tensors of metrics", error)
-
-    def _tell(self, what: str, error: Exception) -> None:
-        detail = f"{what}: {type(error).__name__}: {error}"
-        self._emit({"type": "dropped", "at": now(), "what": detail[:500], "count": 1})
-        traceback.print_exception(error)
-
-
-def _judged(job: TrainJob) -> list[str]:
-    """Return the metrics of evaluations that other parts of the job monitor."""
-    early, scheduler, best = job.stop.early, job.scheduler, job.checkpoint.keep_best
-    found = [item.metric for item in (early, scheduler, best) if item is not None]
-    return [name for name in found if name is not None]
 
 
 # --- before anything runs --------------------------------------------------------------------
@@ -167,16 +142,11 @@ def check(
             shapes = ", ".join(str(list(item.shape)) for item in given.tensors.values())
             detail = f"{metric.type} gives tensors of shape {shapes}, which are kept of evaluations"
             findings.problem(f"/metrics/{number}/every", f"{detail} only: leave it out", "tensor")
-    _check_names(spec, found, findings)
-    return found
-
-
-def _check_names(spec: TrainJob, series: Mapping[str, list[str]], findings: Findings) -> None:
-    """Check that the series of a vector do not have the names of other metrics."""
-    given = [part for name in metric_names(spec.metrics) for part in series.get(name, [name])]
-    if twice := sorted({name for name in given if given.count(name) > 1}):
+    names = [part for name in metric_names(spec.metrics) for part in found.get(name, [name])]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         detail = f"two metrics give the series {twice[0]!r}; name one of them otherwise"
         findings.problem("/metrics", detail, "duplicate")
+    return found
 
 
 class _Trial:
@@ -196,9 +166,9 @@ class _Trial:
         self._args = checked_arguments(metric, pointer)
         self._operands = [traced.values[name] for name in metric.inputs]
         self._target = fields.get(metric.inputs[1])
-        self._scores = {item.layer.name: item.layer.type for item in traced.layers}.get(
-            metric.inputs[0]
-        )
+        types = {item.layer.name: item.layer.type for item in traced.layers}
+        self._scores = types.get(metric.inputs[0])
+        self._takes_thresholds = "thresholds" in metric_parameters(metric.type)
 
     def run(self, name: str) -> tuple[Given, float]:
         """Return its result and the bytes that it keeps per row.
@@ -220,26 +190,23 @@ class _Trial:
             raise
         except Exception as cause:
             shapes = " and ".join(
-                f"{list(item.shape)} ({str(item.dtype).removeprefix('torch.')}) from {source!r}"
+                f"{list(item.shape)} ({dtype_name(item.dtype)}) from {source!r}"
                 for source, item in zip(self._metric.inputs, self._operands, strict=True)
             )
-            detail = (
-                f"{self._metric.type} does not fit its inputs of shape {shapes}: {_line(cause)}"
-            )
-            raise one(f"{self._pointer}/inputs", detail, "shape") from cause
+            detail = f"{self._metric.type} does not fit its inputs of shape {shapes}:"
+            raise one(f"{self._pointer}/inputs", f"{detail} {_line(cause)}", "shape") from cause
 
     def check_kept(self, total: int, num_rows: int) -> None:
         """Add a finding if the metrics so far keep more than the limit."""
         if total <= MAX_BYTES:
             return
-        detail = (
-            f"{self._metric.type} keeps the scores of all {num_rows} rows of an evaluation: with"
-        )
-        detail += f" it the job's metrics keep {total} bytes, and may keep {MAX_BYTES}"
-        takes = "thresholds" in metric_parameters(self._metric.type)
-        hint = "give it thresholds (100, for one), or fewer rows" if takes else "take fewer rows"
-        where = f"{self._pointer}/args/thresholds" if takes else self._pointer
-        self._findings.problem(where, f"{detail}: {hint}", "too_large")
+        detail = f"{self._metric.type} keeps the scores of all {num_rows} rows of an evaluation:"
+        detail += f" with it the job's metrics keep {total} bytes, and may keep {MAX_BYTES}: "
+        if self._takes_thresholds:
+            detail += "give it thresholds (100, for one), or fewer rows"
+            self._findings.problem(f"{self._pointer}/args/thresholds", detail, "too_large")
+        else:
+            self._findings.problem(self._pointer, f"{detail}take fewer rows", "too_large")
         self._findings.stop()
 
     def _check_state(self) -> None:
@@ -254,45 +221,35 @@ class _Trial:
             raise one(f"{self._pointer}/args", detail, "args") from cause
         states = [item for item in made.metric_state.values() if isinstance(item, Tensor)]
         if (size := sum(item.nbytes for item in states)) > MAX_BYTES:
-            detail = (
-                f"{self._metric.type} would take {size} bytes with these arguments; the most is"
-            )
-            raise one(f"{self._pointer}/args", f"{detail} {MAX_BYTES}", "too_large")
+            detail = f"{self._metric.type} would take {size} bytes with these arguments;"
+            detail += f" the most is {MAX_BYTES}"
+            raise one(f"{self._pointer}/args", detail, "too_large")
 
     def _check_classes(self) -> None:
         most, field = num_values(self._metric, self._args), self._target
         if most is None or field is None or field.dim is None:
             return
-        name = self._metric.inputs[1]
+        name, padding = self._metric.inputs[1], field.padding_value
         if field.dim > most:
             detail = f"field {name!r} has {field.dim} classes, and {self._metric.type} takes {most}"
             raise one(f"{self._pointer}/args", detail, "classes")
         ignored = self._args.get("ignore_index")
-        if not field.is_sequence or ignored == field.padding_value:
+        if not field.is_sequence or ignored == padding:
             return
-        if 0 <= field.padding_value < most:
-            detail = (
-                f"behind the end of a row of {name!r} stands {field.padding_value}, which counts"
-            )
-            detail += " as a target: set padding_value and ignore_index both to -100"
+        detail = f"behind the end of a row of {name!r} stands {padding}, which"
+        if 0 <= padding < most:
+            detail += " counts as a target: set padding_value and ignore_index both to -100"
             self._findings.warn(f"{self._pointer}/args", detail, "padding")
         else:
-            detail = (
-                f"behind the end of a row of {name!r} stands {field.padding_value}, which is no"
-            )
-            detail += " class: set ignore_index to it"
+            detail += " is no class: set ignore_index to it"
             raise one(f"{self._pointer}/args/ignore_index", detail, "padding")
 
     def _check_probabilities(self) -> None:
-        is_split = self._metric.type.startswith(_PER_BATCH) or "thresholds" in metric_parameters(
-            self._metric.type
-        )
+        is_split = self._metric.type.startswith(_PER_BATCH) or self._takes_thresholds
         if is_split and self._scores is not None and self._scores not in _AS_PROBABILITIES:
-            detail = (
-                f"{self._metric.type} takes scores outside [0, 1] for logits, batch by batch: a"
-            )
-            detail += f" batch of {self._metric.inputs[0]!r} that happens to lie inside would count"
-            detail += " otherwise. Name a Sigmoid or Softmax layer"
+            detail = f"{self._metric.type} takes scores outside [0, 1] for logits, batch by batch:"
+            detail += f" a batch of {self._metric.inputs[0]!r} that happens to lie inside would"
+            detail += " count otherwise. Name a Sigmoid or Softmax layer"
             self._findings.warn(f"{self._pointer}/inputs/0", detail, "logits")
 
     def _few(self, item: Tensor) -> Tensor:

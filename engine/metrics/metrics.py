@@ -22,7 +22,9 @@ def metric_names(metrics: Sequence[Metric]) -> list[str]:
     names = [item.name or _default_name(item) for item in metrics]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [
-        f"{name}/{item.inputs[0]}" if name in twice and _may_grow(item) else name
+        f"{name}/{item.inputs[0]}"
+        if name in twice and item.is_evaluated and item.name is None
+        else name
         for name, item in zip(names, metrics, strict=True)
     ]
 
@@ -31,10 +33,6 @@ def _default_name(metric: Metric) -> str:
     if not metric.is_evaluated:
         return f"{metric.type}({','.join(metric.inputs)})"
     return metric.type if metric.top_k == 1 else f"accuracy_top{metric.top_k}"
-
-
-def _may_grow(metric: Metric) -> bool:
-    return metric.is_evaluated and metric.name is None
 
 
 def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
@@ -72,14 +70,13 @@ def num_correct(scores_BC: Tensor, target_B: Tensor, top_k: int = 1) -> Tensor:
 
 
 class Accuracies:
-    """The accuracy metrics of a job for a batch."""
+    """The accuracy metrics of a job for a training batch."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         named = zip(metric_names(metrics), metrics, strict=True)
         self._metrics = {name: item for name, item in named if item.type == "accuracy"}
-        self.names = list(self._metrics)
 
-    def correct(self, values: Mapping[str, Tensor], step: int = 0) -> dict[str, Tensor]:
+    def correct(self, values: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Return the number of correct rows for each metric that is due, on the device."""
         return {
             name: num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)

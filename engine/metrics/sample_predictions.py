@@ -1,6 +1,5 @@
 """Sample predictions: the network's outputs for the same few validation rows at each evaluation."""
 
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from engine.core.precision import in_float32
 from engine.core.problems import Findings
-from engine.core.spool import Emit, now
-from engine.core.tensor_artifact import write_artifact
+from engine.core.spool import Emit
+from engine.core.tensor_artifact import Artifacts
 from engine.data.batches.rows import Rows
 from engine.network.network import Network
 from glasshouse.spec import TrainJob
@@ -29,25 +28,17 @@ def sampled(job: TrainJob) -> tuple[str, ...]:
 class Samples:
     """Keeps the predictions for a fixed set of rows; one file per evaluation."""
 
-    def __init__(self, job: TrainJob, rows: Rows | None, directory: Path) -> None:
+    def __init__(self, job: TrainJob, rows: Rows | None, directory: Path, emit: Emit) -> None:
         self._num = 0 if job.evaluate is None else job.evaluate.samples
         self._names = sampled(job)
         self._rows = rows
-        self._directory = directory
-        self._kept: int | None = None
+        self._artifacts = Artifacts(directory, "samples", emit)
 
-    def keep(self, step: int, network: Network, emit: Emit) -> None:
-        """Predict the rows and emit the file's record; a failure does not stop training."""
-        if not self._num or self._rows is None or step == self._kept:
-            return
-        self._kept = step
-        try:
-            tensors = self._predict(network, self._rows)
-            emit(write_artifact(self._directory, "samples", step, tensors))
-        except Exception as error:  # for example a full disk
-            what = f"samples: {type(error).__name__}: {error}"
-            emit({"type": "dropped", "at": now(), "what": what[:500], "count": 1})
-            traceback.print_exception(error)
+    def keep(self, step: int, network: Network) -> None:
+        """Predict the rows and write them to a file; a failure does not stop training."""
+        rows = self._rows
+        if self._num and rows is not None:
+            self._artifacts.keep(step, lambda: self._predict(network, rows))
 
     @torch.inference_mode()
     def _predict(self, network: Network, rows: Rows) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.core import arguments
 from engine.core.arguments import Parameter
 from engine.core.problems import one
+from engine.metrics.metrics import num_correct
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
 from glasshouse.spec.metrics import OWN
 from glasshouse.suggestions import did_you_mean
@@ -215,8 +216,24 @@ class RunningMetric:
         self.name = name
         self.metric = metric
         args = checked_arguments(metric, "")
-        made = build(metric, args, checks=not _is_checked(metric, args, fields))
-        self._made = _in_float64(made)
+        most, field = num_values(metric, args), fields.get(metric.inputs[1])
+        is_checked = (
+            isinstance(field, IntegerField | IntegerSequenceField)
+            and most is not None
+            and field.dim is not None
+            and field.dim <= most
+        )
+        self._made = made = build(metric, args, checks=not is_checked)
+        # Accumulate sums in float64: over many rows float32 would lose the last ones. Each state
+        # replaces the one of its name and keeps its reduction over processes.
+        for key, state in made.metric_state.items():
+            if isinstance(state, Tensor) and state.is_floating_point():
+                made.add_state(
+                    key,
+                    default=state.to(torch.float64),
+                    dist_reduce_fx=made._reductions[key],
+                    persistent=made._persistent[key],
+                )
 
     def reset(self) -> None:
         """Reset the state."""
@@ -224,10 +241,16 @@ class RunningMetric:
 
     def update(self, operands: Sequence[Tensor]) -> None:
         """Add a batch: scores and targets, on any device."""
-        self._made.to(operands[0].device)
+        scores, target = (
+            item.to(torch.float32) if item.is_floating_point() and item.itemsize < 4 else item
+            for item in operands
+        )
+        if self.metric.type.startswith(_COUNTED_TARGETS) and target.is_floating_point():
+            target = target.to(torch.int64)
+        self._made.to(scores.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._made.update(*as_operands(self.metric, operands))
+            self._made.update(scores, target)
 
     def compute(self) -> Given:
         """Return the result of all batches."""
@@ -250,38 +273,38 @@ class RunningMetric:
         return sum(part.nbytes for item in lists for part in item)
 
 
-def as_operands(metric: Metric, operands: Sequence[Tensor]) -> list[Tensor]:
-    """Return the operands as a class takes them: at least float32, binary targets as integers."""
-    scores, target = (
-        item.to(torch.float32) if item.is_floating_point() and item.itemsize < 4 else item
-        for item in operands
-    )
-    if metric.type.startswith(_COUNTED_TARGETS) and target.is_floating_point():
-        target = target.to(torch.int64)
-    return [scores, target]
+class RunningAccuracy:
+    """The accuracy of all batches; exact for any batch size."""
+
+    def __init__(self, name: str, metric: Metric) -> None:
+        self.name = name
+        self.metric = metric
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset the counts."""
+        self._num_correct: Tensor | float = 0.0
+        self._num_rows = 0
+
+    def update(self, operands: Sequence[Tensor]) -> None:
+        """Add a batch: scores and targets, on any device."""
+        scores, target = operands
+        correct = num_correct(scores, target, self.metric.top_k)
+        self._num_correct = self._num_correct + correct.to(torch.float64)
+        self._num_rows += len(target)
+
+    def compute(self) -> Given:
+        """Return the fraction of correct rows of all batches."""
+        return Given({self.name: torch.as_tensor(self._num_correct) / self._num_rows}, {})
 
 
-def _in_float64(made: Any) -> Any:
-    """Accumulate sums in float64: over many rows float32 would lose the last ones.
-
-    Each state replaces the one of its name and keeps its reduction over processes.
-    """
-    for name, state in made.metric_state.items():
-        if isinstance(state, Tensor) and state.is_floating_point():
-            made.add_state(
-                name,
-                default=state.to(torch.float64),
-                dist_reduce_fx=made._reductions[name],
-                persistent=made._persistent[name],
-            )
-    return made
-
-
-def _is_checked(metric: Metric, args: Mapping[str, Any], fields: Mapping[str, Field]) -> bool:
-    field = fields.get(metric.inputs[1])
-    most = num_values(metric, args)
-    is_integer = isinstance(field, IntegerField | IntegerSequenceField)
-    return is_integer and None not in (most, field.dim) and (field.dim or 0) <= (most or 0)
+def running(
+    name: str, metric: Metric, fields: Mapping[str, Field]
+) -> RunningMetric | RunningAccuracy:
+    """Return what computes a metric of evaluations."""
+    if metric.is_of_torchmetrics:
+        return RunningMetric(name, metric, fields)
+    return RunningAccuracy(name, metric)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from engine.core.problems import Findings, SpecProblems, one
 from engine.core.tensor_names import root
 from engine.data.augmentation.check import check_augment
 from engine.data.batches.batch_counts import BatchCounts
-from engine.guards.check import check_guards
+from engine.guards.update_gate import check_guards
 from engine.learner.averaging import num_copies
 from engine.metrics import derived, epoch_metrics, sample_predictions
 from engine.metrics.metrics import metric_names, reported, wanted
@@ -38,10 +38,9 @@ from engine.plan.inference import plan_inference
 from engine.plan.losses import operands_of, plan_losses, waiting_bytes
 from engine.plan.step_memory import step_peak
 from engine.probes.tensors.slices import planned
-from engine.probes.watched.phases import check_phase
-from engine.probes.watched.select import GradientPoints, check_loss_name, select
+from engine.probes.watched.select import GradientPoints, check_loss_name, check_phase, select
 from engine.probes.watched.watchable import Watchable, check_cuts, everything
-from engine.training.memory_limit import check_memory
+from engine.training.memory import check_memory
 from glasshouse.errors import FieldProblem, SpecFailed
 from glasshouse.spec import (
     Field,

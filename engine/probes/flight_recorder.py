@@ -87,14 +87,14 @@ class FlightRecorder(ActiveProbe):
         self._held.clear()
 
     def take(
-        self, record: Mapping[str, Any], rows: Sequence[Row], loss: float, told: set[Key]
+        self, record: Mapping[str, Any], rows: Sequence[Row], loss: float, sent: set[Key]
     ) -> list[dict[str, Any]]:
         """Process the statistics of a step after readback; return the records to send now.
 
-        ``told`` is the set of rows of this step that any probe has sent; what is returned is added
+        ``sent`` is the set of rows of this step that any probe has sent; what is returned is added
         to it.
         """
-        entry = (dict(record), [*rows], told)
+        entry = (dict(record), [*rows], sent)
         if math.isfinite(loss) and not any(is_bad(row) for row in rows):
             self._is_armed = True
             self._kept.append(entry)
@@ -105,22 +105,27 @@ class FlightRecorder(ActiveProbe):
         self._is_late = self._keeps and self._spoilt != record["step"]
         found = [*self._kept, entry]
         self._kept.clear()
-        return [late for kept in found if (late := _untold(*kept)) is not None]
+        return [late for kept in found if (late := _unsent(*kept)) is not None]
 
     def state(self) -> State:
-        """Return the kept steps and whether the recorder is armed."""
-        kept = [[record, rows, sorted(told)] for record, rows, told in self._kept]
-        return {"armed": self._is_armed, "late": self._is_late, "kept": kept}
+        """Return what a checkpoint keeps, with the kept steps and whether the recorder is armed."""
+        kept = [[record, rows, sorted(sent)] for record, rows, sent in self._kept]
+        recorder = {"armed": self._is_armed, "late": self._is_late, "kept": kept}
+        return super().state() | {"recorder": recorder}
 
-    def restore(self, state: State, told: dict[int, set[Key]]) -> None:
-        """Restore the state; ``told`` is shared by all recorders, by step."""
-        self._is_armed, self._is_late = bool(state["armed"]), bool(state["late"])
+    def restore(self, state: Mapping[str, Any], sent: dict[int, set[Key]]) -> bool:
+        """Restore the state; return False for that of a probe that has been changed since."""
+        if not super().restore(state, sent):
+            return False
+        saved = state["recorder"]
+        self._is_armed, self._is_late = bool(saved["armed"]), bool(saved["late"])
         self._kept.clear()
-        for record, rows, names in state["kept"]:
-            shared = told.setdefault(int(record["step"]), set())
+        for record, rows, names in saved["kept"]:
+            shared = sent.setdefault(int(record["step"]), set())
             shared.update((name, kind) for name, kind in names)
             figures: list[Row] = [[*row[:2], *map(jsonio.number, row[2:])] for row in rows]
             self._kept.append((record, figures, shared))
+        return True
 
 
 def is_bad(row: Row) -> bool:
@@ -128,7 +133,7 @@ def is_bad(row: Row) -> bool:
     return bool(row[_NAN] or row[_INF])
 
 
-def _untold(record: dict[str, Any], rows: list[Row], told: set[Key]) -> dict[str, Any] | None:
-    left = [row for row in rows if (row[0], row[1]) not in told]
-    told.update((row[0], row[1]) for row in left)
+def _unsent(record: dict[str, Any], rows: list[Row], sent: set[Key]) -> dict[str, Any] | None:
+    left = [row for row in rows if (row[0], row[1]) not in sent]
+    sent.update((row[0], row[1]) for row in left)
     return {**record, "rows": left} if left else None

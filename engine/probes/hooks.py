@@ -7,70 +7,103 @@ same bits as an unwatched one. The meter measures the cost of each observation a
 caused it; the flight recorders see the same tensors.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from engine.core.spool import now
 from engine.core.tensor_names import input_leaves, leaves
 from engine.data.batches.batch import Batch
-from engine.losses.losses import LossValue
+from engine.losses.losses import Losses, LossValue
 from engine.network.call_names import Calls
+from engine.network.network import Network
+from engine.optim.gradient_scaling import GradScaling
 from engine.optim.updates import changes, copies, states
 from engine.probes.cost.meter import Meter
 from engine.probes.flight_recorder import FlightRecorder
-from engine.probes.sink import Mark, Sink, Update
-from engine.probes.statistics.histograms import TensorHistogram
 from engine.probes.statistics.summarize import summarize, summarize_all
-from engine.probes.tensors.captures import CapturePiece
+from engine.probes.step_records import RecordSender, TensorHistogram
+from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.probes.tensors.slices import kept
-from engine.probes.watched.gradients import watch_gradient
-from engine.probes.watched.hook_sites import HookPoint, HookSites, Seen, wanting
+from engine.probes.watched.hook_sites import HookPoint, HookSites, Seen, sample_losses, wanting
+from engine.probes.watched.layer_hooks import watch_gradient
 from engine.probes.watched.probe import ActiveProbe, ActiveProbes
-from engine.probes.watched.sample_losses import sample_losses
 from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES
 from glasshouse.spec import Probe
 
 T = TypeVar("T")
+Mark = Callable[[str], None]
+Update = Callable[[], object]
+"""Runs the optimizer's step, or skips it."""
 _SeenAs = tuple[str, str, Tensor, ActiveProbes]
 """Kind, name, tensor, and the probes that watch it."""
-_KINDS = {
-    kind: number
-    for number, kind in enumerate(
-        ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
-    )
-}
+_KINDS = ("param", "input", "output", "output_grad", "param_grad", "update", "optim_state")
 """The order of kinds in a step's record."""
 
 
-class _Order(dict[tuple[str, str], tuple[int, str, int]]):
-    """The sort key of a row by name and kind; computed once for each."""
+@dataclass(frozen=True)
+class WatchedTraining:
+    """The watched parts of a training: loss, optimizer, clipping, gradient scaling."""
 
-    def __init__(self, sight: HookSites) -> None:
-        super().__init__()
-        self._place = sight.place
+    loss_fn: Losses | None = None
+    clips: bool = False
+    """Whether gradients are clipped before the update."""
+    scaling: GradScaling | None = None
+    """What scales the gradients with respect to outputs, if they are scaled."""
+    optimizer: torch.optim.Optimizer | None = None
 
-    def __missing__(self, row: tuple[str, str]) -> tuple[int, str, int]:
-        name, kind = row
-        self[row] = order = (self._place(name), name, _KINDS[kind])
-        return order
+
+@dataclass(frozen=True)
+class Watching:
+    """What the watchers of one phase watch, and what receives what they have seen."""
+
+    phase: str
+    network: Network
+    training: WatchedTraining
+    meter: Meter
+    captures: Captures
+    """Receives whole tensors."""
+    sender: RecordSender
+    """Receives the statistics of a step."""
+    failed: Callable[[Sequence[ActiveProbe], Exception], None]
+    """Counts a failure to watch."""
+
+
+class Unwatched(AbstractContextManager["Unwatched"]):
+    """A step that no probe watches."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        pass
+
+    def step(self, update: Update, _mark: Mark) -> None:
+        """Run the optimizer's step."""
+        update()
 
 
 class StepWatcher(AbstractContextManager["StepWatcher"]):
     """Watches steps with one set of probes, one step at a time."""
 
-    def __init__(self, sink: Sink, due: list[ActiveProbe], meter: Meter) -> None:
-        self._sink = sink
-        self._meter = meter
+    def __init__(self, watching: Watching, due: list[ActiveProbe]) -> None:
+        self._watching = watching
+        self._meter = watching.meter
+        self._clock = watching.meter.clock
         self._step = 0
         self._batch: Batch | None = None
         self._due = due
-        self._sight = HookSites(sink.network, due)
-        self._order = _Order(self._sight)
-        self._clips = sink.training.clips
+        self._sites = sites = HookSites(watching.network, due)
+        self._order = functools.cache(
+            lambda row: (sites.place(row[0]), row[0], _KINDS.index(row[1]))
+        )
+        """The sort key of a row by name and kind."""
+        self._clips = watching.training.clips
         self._recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
         self._shows = True
         """Whether recorders see each tensor by itself instead of many at once."""
@@ -82,7 +115,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._calls: list[Calls] = []
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[TensorHistogram] = []
-        self._goes_on = self._sight.goes_on or (self._clips and self._sight.sees_clipped)
+        self._loss: Tensor | None = None
+        """The loss of the step; recorders check whether it is finite."""
+        self._continues = sites.watches_update or (self._clips and sites.sees_clipped)
 
     def at(self, step: int, batch: Batch | None = None, *, comes_again: bool = False) -> Self:
         """Prepare for a step. If the next step is watched too, the hooks may stay until then."""
@@ -109,12 +144,13 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._hooks, self._calls = [], []
 
     def _hook(self) -> None:
-        for spot in self._sight.spots:
-            calls = Calls(spot.layers, counted=spot.is_counted)
-            if spot.is_counted:
+        for site in self._sites.sites:
+            calls = Calls(site.layers, counted=site.is_counted)
+            if site.is_counted:
                 self._calls.append(calls)
-                self._hooks.append(spot.module.register_forward_pre_hook(_beginning(calls)))
-            for point in spot.points:
+                begin: Callable[..., None] = lambda *_, calls=calls: calls.begin()  # noqa: E731
+                self._hooks.append(site.module.register_forward_pre_hook(begin))
+            for point in site.points:
                 if point.inputs:
                     hook = self._on_input(calls, point)
                     handle = point.module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -123,46 +159,38 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                     hook = self._on_output(calls, point)
                     self._hooks.append(point.module.register_forward_hook(hook))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         started = self._meter.start()
         self._is_open, self._batch = False, None
         if error is None:
             for recorder in self._recorders:
-                recorder.see_loss(self._step, self._sink.loss, self._keeper(recorder))
+                recorder.see_loss(self._step, self._loss, self._keeper(recorder))
         for tap in self._taps:
             tap.remove()
         self._taps.clear()
         if error is not None or not self._comes_again:
             self.release()
         if error is None:
-            self._end_pass()
+            parameters = self._sites.parameters("param")
+            self._see_all({"param": parameters, "param_grad": self._gradients("raw")})
+            if not self._continues:
+                self._finish()
         self._meter.stop(started, None)
-
-    def _end_pass(self) -> None:
-        parameters = self._sight.parameters("param")
-        self._see_all({"param": parameters, "param_grad": self._gradients("raw")})
-        if not self._goes_on:
-            self._finish()
 
     def step(self, update: Update, mark: Mark) -> None:
         """Run the optimizer's step, and watch the gradients before it and the update after it.
 
         ``mark`` receives the phase of the step that has just ended.
         """
-        if not self._goes_on:
+        if not self._continues:
             update()
             return
         mark("optimizer")
         if self._clips:
             self._see_all({"param_grad": self._gradients("clipped")})
-        changing = self._sight.parameters("update")
+        changing = self._sites.parameters("update")
         tensors = {name: tensor for name, tensor, _ in changing}
-        watches = _all_of(changing)
+        watches = list({id(w): w for _, _, wanted in changing for w in wanted}.values())
         before = self._observe(watches, lambda: copies(tensors))
         mark("probes")
         update()
@@ -181,8 +209,11 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         started = self._meter.start()
         order = self._order
         for found in (self._rows, self._counted):
-            found.sort(key=lambda row: order[row[:2]])
-        self._sink.finish_step(self._step, self._rows, self._counted)
+            found.sort(key=lambda row: order(row[:2]))
+        watching = self._watching
+        watching.captures.finish_step()
+        record = {"type": "stats", "at": now(), "step": self._step, "phase": watching.phase}
+        watching.sender.send(record, self._rows, self._counted, self._due, self._loss)
         for recorder in self._recorders:
             recorder.release()
         self._meter.stop(started, None)
@@ -198,7 +229,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 for number, (leaf, tensor) in enumerate(input_leaves(name, args, keywords)):
                     self._see("input", leaf, tensor, point.wanting("input", leaf, name, number))
             except Exception as error:
-                self._sink.failed(point.inputs, error)
+                self._watching.failed(point.inputs, error)
 
         return hook
 
@@ -215,17 +246,17 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                     if graded and tensor.requires_grad:
                         self._tap(leaf, tensor, graded)
             except Exception as error:
-                self._sink.failed(point.outputs, error)
+                self._watching.failed(point.outputs, error)
 
         return hook
 
     def _tap(self, leaf: str, tensor: Tensor, graded: ActiveProbes) -> None:
-        scaling = self._sink.training.scaling
+        scaling = self._watching.training.scaling
 
         def see(gradient: Tensor) -> None:
             found: Tensor | None = gradient
             if scaling is not None:
-                found = self._observe(graded, partial(scaling.unscaled, gradient))
+                found = self._observe(graded, functools.partial(scaling.unscaled, gradient))
             if found is not None:
                 self._see("output_grad", leaf, found, graded)
 
@@ -234,19 +265,20 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
     # --- the loss ---------------------------------------------------------------------------
 
     def _watch_loss(self) -> None:
-        loss_fn = self._sink.training.loss_fn
+        loss_fn = self._watching.training.loss_fn
         if loss_fn is None:
             return
-        if self._recorders:
-            self._hooks.append(loss_fn.register_forward_hook(self._on_loss))
-        wanted = self._sight.loss
         batch = self._batch
-        is_taken = LOSS in self._sight.order or (batch is not None and LOSS in batch)
-        if is_taken or not any(wanted.values()):
+        is_taken = LOSS in self._sites.order or (batch is not None and LOSS in batch)
+        wanted = {} if is_taken else self._sites.loss
+        if not self._recorders and not any(wanted.values()):
             return
 
         def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: LossValue) -> None:
             if not self._is_open:
+                return
+            self._loss = loss.total.detach()
+            if not wanted:
                 return
             self._see("output", LOSS, loss.total, wanted[LOSS])
             if watches := wanted[LOSS_SAMPLES]:
@@ -258,15 +290,11 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
 
         self._hooks.append(loss_fn.register_forward_hook(hook))
 
-    def _on_loss(self, _module: nn.Module, _inputs: Any, loss: LossValue) -> None:
-        if self._is_open:
-            self._sink.loss = loss.total.detach()
-
     # --- parameters and what belongs to them ------------------------------------------------
 
     def _gradients(self, point: str) -> list[Seen]:
         """Return the gradients to watch now; without clipping all are watched as they came."""
-        wanted = self._sight.parameters("param_grad")
+        wanted = self._sites.parameters("param_grad")
         if self._clips:
             some = [
                 (n, p, ActiveProbes(w for w in found if w.point == point)) for n, p, found in wanted
@@ -276,10 +304,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
 
     def _states(self) -> list[Seen]:
         found: list[Seen] = []
-        optimizer = self._sink.training.optimizer
+        optimizer = self._watching.training.optimizer
         if optimizer is None:
             return found
-        for name, parameter in self._sink.network.named_parameters():
+        for name, parameter in self._watching.network.named_parameters():
             for key, item in states(optimizer, name, parameter).items():
                 found.append((key, item, wanting(self._due, "optim_state", key)))
         return [seen for seen in found if seen[2]]
@@ -330,7 +358,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         if not watches:
             return
         started, before = self._meter.start(), len(self._rows)
-        self._sink.clock.pause()
+        self._clock.pause()
         try:
             if not is_counted:
                 self._count(kind, name, tensor, watches)
@@ -338,9 +366,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 probes = [watch.probe for watch in watches if watch.takes_full]
                 self._keep(kind, name, tensor, probes)
         except Exception as error:
-            self._sink.failed(watches, error)
+            self._watching.failed(watches, error)
         finally:
-            self._sink.clock.resume("probes")
+            self._clock.resume("probes")
         if self._recorders and self._shows and len(self._rows) > before:
             self._show(kind, name, tensor, watches, self._rows[-1][2])
         self._meter.stop(started, watches)
@@ -355,10 +383,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             self._rows.append((name, kind, summarize(tensor)))
 
     def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
-        step, phase, shape = self._step, self._sink.phase, tuple(tensor.shape)
+        step, phase, shape = self._step, self._watching.phase, tuple(tensor.shape)
         for part, view, lossless in kept(probes, tensor):
             piece = CapturePiece(step, name, kind, *part, shape, lossless, phase)
-            self._sink.captures.offer(piece, view)
+            self._watching.captures.offer(piece, view)
 
     def _show(
         self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes, figures: Any
@@ -370,7 +398,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                     keep = self._keeper(watch)
                     watch.see(self._step, (name, kind), tensor, figures, keep)
                 except Exception as error:
-                    self._sink.failed([watch], error)
+                    self._watching.failed([watch], error)
 
     def _keeper(self, recorder: FlightRecorder) -> Callable[[str, str, Tensor], None]:
         """Return the function that keeps the parts of a tensor that a recorder wants."""
@@ -382,14 +410,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         try:
             return make()
         except Exception as error:
-            self._sink.failed(watches, error)
+            self._watching.failed(watches, error)
             return None
         finally:
             self._meter.stop(started, watches)
-
-
-def _all_of(seen: Sequence[Seen]) -> list[ActiveProbe]:
-    return list({id(watch): watch for _, _, watches in seen for watch in watches}.values())
 
 
 def _by_size(seen: Sequence[_SeenAs]) -> dict[ActiveProbe, float] | ActiveProbes:
@@ -402,10 +426,3 @@ def _by_size(seen: Sequence[_SeenAs]) -> dict[ActiveProbe, float] | ActiveProbes
         for watch in watches:
             shares[watch] = shares.get(watch, 0.0) + (tensor.numel() + 1) / len(watches)
     return shares
-
-
-def _beginning(calls: Calls) -> Callable[..., None]:
-    def hook(_module: nn.Module, _args: Any) -> None:
-        calls.begin()
-
-    return hook

@@ -5,6 +5,7 @@ JSON lines on a Unix socket; each fork request includes the read end of the rank
 """
 
 import array
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -150,13 +151,11 @@ class ForkServer:
     def _end_children(self) -> None:
         for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
             for pid in self._children:
-                _signal(pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             deadline = time.monotonic() + patience_s
             while self._children and time.monotonic() < deadline:
-                for pid in list(self._children):
-                    ended, _ = os.waitpid(pid, os.WNOHANG)
-                    if ended:
-                        self._children.discard(pid)
+                self._reap()
                 time.sleep(0.01)
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -164,13 +163,6 @@ class ForkServer:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:  # the worker is gone; the read side notices and ends the ranks
             return
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def become_rank(request: dict[str, Any], parent: int) -> None:

@@ -64,8 +64,8 @@ def answer(request: Any) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         body = request.get("spec") or request.get("upload")
         roots = (TrainJob, InferJob) if "spec" in request else (UploadedNetwork,)
-        told = problems_in(error.errors(include_url=False), body, *roots)
-        errors = [item.as_dict() for item in told]
+        found = problems_in(error.errors(include_url=False), body, *roots)
+        errors = [item.as_dict() for item in found]
     except MemoryError:
         detail = "the network is too large to be checked in memory"
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
@@ -206,7 +206,7 @@ def answer_in_child(request: Any, max_seconds: float) -> dict[str, Any]:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as found:
-        told = found.read()
+        text = found.read()
     _, status = os.waitpid(child, 0)
     number = request.get("id") if isinstance(request, dict) else None
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
@@ -214,7 +214,7 @@ def answer_in_child(request: Any, max_seconds: float) -> dict[str, Any]:
         errors = [{"pointer": "/network", "detail": detail, "code": "too_large"}]
         return _refused(number, errors) | {"overtime": True}
     try:
-        return jsonio.loads(told)
+        return jsonio.loads(text)
     except ValueError:
         detail = "the process that checks it ended before it was done"
         return _refused(number, [{"pointer": "", "detail": detail, "code": "unchecked"}])

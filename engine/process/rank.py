@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,8 +25,8 @@ from engine.data.columns.table import Table
 from engine.inference import infer
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.failures import cause_of, classify
-from engine.training.loop import train
-from engine.training.memory_limit import guard_memory
+from engine.training.loop import End, train
+from engine.training.memory import guard_memory
 from engine.training.report import Outputs, RunControl
 from engine.training.start import Start
 from engine.training.training_rows import EndedEarly, Gathering
@@ -93,36 +93,6 @@ class Lifeline:
 
 
 @dataclass(frozen=True)
-class Resume:
-    """The checkpoint that an attempt resumes from."""
-
-    directory: Path
-    """The checkpoint's directory."""
-    step: int
-    """Updates done, which is also the first step to run."""
-
-    @staticmethod
-    def read(raw: dict[str, Any] | None) -> "Resume | None":
-        """Read the entry of ``job.json``; None: start from the beginning."""
-        if raw is None:
-            return None
-        return Resume(Path(raw["dir"]), int(raw["step"]))
-
-    def saved(self) -> Saved:
-        """Load and check the checkpoint.
-
-        Raises:
-            CheckpointDamaged: it is not what was written, or is of another step.
-            CheckpointMismatch: it was written by a version that kept less.
-        """
-        found = checkpoint.read(self.directory)
-        if found.step != self.step:
-            detail = f"The checkpoint is of step {found.step}, not of step {self.step}."
-            raise CheckpointDamaged(detail)
-        return found
-
-
-@dataclass(frozen=True)
 class Assignment:
     """The contents of ``job.json``."""
 
@@ -142,8 +112,9 @@ class Assignment:
     """Planned operations of one batch's forward pass."""
     peak_flops: float | None = None
     """Peak operations per second of the devices."""
-    resume: Resume | None = None
-    """None: start from the beginning."""
+    resume: tuple[Path, int] | None = None
+    """The directory of the checkpoint to resume from and the updates done, which is also the first
+    step to run; None: start from the beginning."""
     parts: int = 1
     """Each batch runs in this many micro-batches, because memory ran out before."""
 
@@ -156,7 +127,7 @@ class Assignment:
         """
         try:
             raw = jsonio.loads(path.read_bytes())
-            trained_by = raw.get("trained_by")
+            trained_by, resume = raw.get("trained_by"), raw.get("resume")
             return Assignment(
                 spec=parse_job(json.dumps(raw["spec"])),
                 tables={name: Path(item["dir"]) for name, item in raw["datasets"].items()},
@@ -171,7 +142,7 @@ class Assignment:
                 ring=raw.get("ring"),
                 flops=raw.get("flops"),
                 peak_flops=raw["device"].get("peak_flops"),
-                resume=Resume.read(raw.get("resume")),
+                resume=(Path(resume["dir"]), int(resume["step"])) if resume is not None else None,
                 parts=int(raw.get("parts") or 1),
             )
         except (KeyError, TypeError, ValueError) as cause:
@@ -188,17 +159,8 @@ class Assignment:
         judged = spec.data.validation
         sources = [*spec.data.sources, *([judged] if judged else [])]
         tables = {source.dataset: self.table(source.dataset) for source in sources}
-        first = 0 if self.resume is None else self.resume.step
+        first = 0 if self.resume is None else self.resume[1]
         return Gathering(spec, tables, self.device, control, out, first)
-
-
-class End(NamedTuple):
-    """How an assignment ended."""
-
-    state: str
-    """``succeeded``, ``failed``, or the requested state."""
-    reason: str | None = None
-    """Why a training run ended early by its own spec, if it did."""
 
 
 def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
@@ -210,7 +172,10 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     torch.backends.mha.set_fastpath_enabled(False)
     if isinstance(job.spec, InferJob):
         torch.set_float32_matmul_precision("highest")
-        inputs = _infer_inputs(job, job.spec)
+        if job.checkpoint is None:
+            raise SpecFailed("The inference job was handed no checkpoint.")
+        table = None if job.spec.data is None else job.table(job.spec.data.dataset)
+        inputs = infer.Inputs(job.checkpoint, table, job.device)
         state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
@@ -231,7 +196,7 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         if spec.data.validation and spec.evaluate:
             judged = gathering.judging(spec.data.validation, training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
-        ending = train(
+        return train(
             spec,
             training,
             judged,
@@ -248,7 +213,6 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for rows in (training, judged):
             if rows is not None:
                 rows.close()
-    return End(ending.state, ending.reason)
 
 
 def be_deterministic(wanted: bool) -> None:
@@ -272,7 +236,11 @@ def _planned(spec: TrainJob, rows: Rows) -> int:
 def _start(job: Assignment, spec: TrainJob) -> Start | None:
     """Return what training begins with. The job's own checkpoint precedes that of its spec."""
     if job.resume is not None:
-        start = Start(job.resume.saved())
+        directory, step = job.resume
+        start = Start(checkpoint.read(directory))
+        if start.step != step:
+            detail = f"The checkpoint is of step {start.step}, not of step {step}."
+            raise CheckpointDamaged(detail)
     elif spec.init is None:
         return None
     elif job.checkpoint is None:
@@ -280,24 +248,17 @@ def _start(job: Assignment, spec: TrainJob) -> Start | None:
     else:
         start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
     if start.how != "model":
-        _tell_differences(start.saved, job.device)
+        _log_differences(start.saved, job.device)
     return start
 
 
-def _tell_differences(saved: Saved, device: torch.device) -> None:
+def _log_differences(saved: Saved, device: torch.device) -> None:
     """Log why the numbers may differ from those of an uninterrupted run."""
     here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
     for name, mine in here.items():
         if (theirs := saved.about.get(name)) != mine:
             text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
             sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
-
-
-def _infer_inputs(job: Assignment, spec: InferJob) -> infer.Inputs:
-    if job.checkpoint is None:
-        raise SpecFailed("The inference job was handed no checkpoint.")
-    table = None if spec.data is None else job.table(spec.data.dataset)
-    return infer.Inputs(job.checkpoint, table, job.device)
 
 
 def main(job_dir: Path, control_fd: int | None = None) -> int:

@@ -84,8 +84,8 @@ class Commands:
             return
         self._job = changed
         new = {path: self._value(path) for path in changes}
-        told = order if "step" in order else {"old": old, "new": new}
-        self._say(order, "applied", step, old=told["old"], new=told["new"])
+        values = order if "step" in order else {"old": old, "new": new}
+        self._say(order, "applied", step, old=values["old"], new=values["new"])
 
     def _apply(self, changed: TrainJob, changes: dict[str, Any]) -> None:
         for which, names in optimizer_changes(changes).items():

@@ -6,7 +6,7 @@ import torch
 
 from engine.core.problems import SpecProblems
 from engine.network.layers import LayerFailed
-from engine.training import out_of_memory
+from engine.training.memory import in_words, on_device, on_host
 from glasshouse.errors import (
     DataFailed,
     DeviceFailed,
@@ -79,12 +79,12 @@ def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
 def _shortfall(error: BaseException, text: str) -> OutOfMemory | None:
     """Return the out-of-memory failure of an exception, of the device or the host; or None."""
     if isinstance(error, torch.OutOfMemoryError) or _mentions(text, _DEVICE_MEMORY):
-        memory, where = out_of_memory.on_device(str(error)), "the device"
+        memory, where = on_device(str(error)), "the device"
     elif isinstance(error, MemoryError) or _mentions(text, _HOST_MEMORY):
-        memory, where = out_of_memory.on_host(str(error)), "the host"
+        memory, where = on_host(str(error)), "the host"
     else:
         return None
-    said = out_of_memory.told(memory) or text
+    said = in_words(memory) or text
     return OutOfMemory(f"Memory ran out on {where}: {said}.", memory=memory)
 
 

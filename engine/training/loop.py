@@ -3,11 +3,10 @@
 Steps are 0-based and count optimizer updates.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from engine.checkpoint.saving import Saver
 from engine.checkpoint.training_state import Generators, OptimizerState, Weights, lay_out_state
 from engine.core.precision import name_of
 from engine.core.readback import Readback
@@ -16,14 +15,12 @@ from engine.core.timing import Timing, Work
 from engine.data.batches.rows import Rows
 from engine.data.columns.prepared import PART
 from engine.guards.guard import Guard
-from engine.guards.nonfinite import blame
 from engine.learner.averaging import AveragedWeights
 from engine.learner.learner import Learner, learner_of
 from engine.losses.losses import loss_of
 from engine.network.hidden_state import alone
-from engine.network.network import Network
+from engine.probes.hooks import Unwatched, WatchedTraining
 from engine.probes.probe_set import Probes
-from engine.probes.sink import Unwatched, WatchedTraining
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.commands import Commands
@@ -36,16 +33,13 @@ from glasshouse.spec import TrainJob
 UNWATCHED = Unwatched()
 
 
-@dataclass
-class RunResult:
-    """The result of a training run."""
+class End(NamedTuple):
+    """How a run ended."""
 
-    network: Network
-    num_steps: int
     state: str
-    """``succeeded``, or the state that was requested."""
+    """``succeeded``, ``failed``, or the state that was requested."""
     reason: str | None = None
-    """Why it ended early by its own spec, if it did."""
+    """Why training ended early by its own spec, if it did."""
 
 
 def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
@@ -59,7 +53,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     work: Work = Work(),  # noqa: B008 (frozen)
     start: Start | None = None,
     parts: int = 1,
-) -> RunResult:
+) -> End:
     """Train a network until the end of its spec or until a stop is requested.
 
     ``watched`` are the probes from the first step on; None: those of the spec. ``work``: the
@@ -79,14 +73,16 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock
     guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
-    report = _report(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    report = Reporter(job, learner, validation, probes, out, Timing(clock, work), schedule)
     report.saver.parts |= _saved(learner, rows, schedule, report, probes, guard)
-    if start is not None and _has_ended(start, report, schedule):
-        return RunResult(network, start.step, "succeeded", schedule.reason)
+    if start is not None:
+        start.restore(report.saver.parts)
+        if start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s):
+            return End("succeeded", schedule.reason)
 
     commands = _commands(job, learner, control, out, schedule, report)
     step, epoch, batch = *schedule.newest, None
-    state, look = "succeeded", UNWATCHED
+    state, watcher = "succeeded", UNWATCHED
     try:
         for step, epoch, batches in schedule.steps():
             probes.watch(control.wanted, step)
@@ -94,7 +90,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                 clock.mark("data")
                 guard.begin(batch, part)
                 seen = probes.at(step, batch) if is_last else UNWATCHED
-                with seen as look, report.derived.at(step, batch, is_last=is_last):
+                with seen as watcher, report.derived.at(step, batch, is_last=is_last):
                     clock.mark("probes")
                     values = network(batch.tensors)
                     loss = loss_of(loss_fn, values, part)
@@ -103,10 +99,10 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
                     clock.mark("backward")
                 clock.mark("probes")
                 report.take(step, batch, loss, values)
-            guard.look(step, epoch, report.loss)
+            guard.check(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
-            look.step(learner.update, clock.mark)
+            watcher.step(learner.update, clock.mark)
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
@@ -135,27 +131,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     except Exception as error:
         probes.close()
         report.abandon(step, epoch)
-        blamed = blame(error, network, batch, guard.rewind, guard.advice)
-        raise StepFailed(step, blamed) from error
-    return RunResult(network, step + 1, state, schedule.reason if state == "succeeded" else None)
-
-
-def _report(  # noqa: PLR0913, PLR0917 (all that a report is made of)
-    job: TrainJob,
-    learner: Learner,
-    validation: Rows | None,
-    probes: Probes,
-    out: Outputs,
-    timing: Timing,
-    schedule: Schedule,
-) -> Reporter:
-    saver = Saver(job, out.directory, out.emit, out.flush)
-    report = Reporter(
-        job, learner, validation, probes, out, timing, saver=saver, num_steps=schedule.num_steps
-    )
-    report.intake = schedule.intake
-    report.pass_size = schedule.pass_size
-    return report
+        raise StepFailed(step, guard.blame(error, batch)) from error
+    return End(state, schedule.reason if state == "succeeded" else None)
 
 
 def _saved(
@@ -193,12 +170,6 @@ def _saved(
     return {name: part for name, part in saved.items() if part is not None}
 
 
-def _has_ended(start: Start, report: Reporter, schedule: Schedule) -> bool:
-    """Restore a checkpoint; return whether training was over and everything was reported."""
-    start.restore(report.saver.parts)
-    return start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s)
-
-
 def _settle(
     job: TrainJob,
     learner: Learner,
@@ -214,15 +185,6 @@ def _settle(
         lay_out_state(learner.optimizer)
 
 
-def _tell_choices(job: TrainJob, learner: Learner, report: Reporter, first: int) -> None:
-    """Report the values of settings that the spec left open, if they have changed."""
-    if job.precision == "auto":
-        to = name_of(learner.network.low_precision)
-        report.settle("precision", "auto", to, by="device", step=first)
-    size = job.data.batch_size
-    report.settle("batch_size", size, report.pass_size, by="guards.memory", step=first)
-
-
 def _commands(
     job: TrainJob,
     learner: Learner,
@@ -233,11 +195,15 @@ def _commands(
 ) -> Commands:
     """Create the commands of a job; those requested before the first step are already applied."""
     first = schedule.position["step"]
-    _tell_choices(job, learner, report, first)
+    if job.precision == "auto":
+        to = name_of(learner.network.low_precision)
+        report.settle("precision", "auto", to, by="device", step=first)
+    size = job.data.batch_size
+    report.settle("batch_size", size, schedule.pass_size, by="guards.memory", step=first)
 
     def follow(changed: TrainJob, step: int) -> None:
         schedule.follow(changed, step, report.elapsed_s)
-        report.follow(changed, schedule.num_steps)
+        report.follow(changed)
 
     commands = Commands(job, learner, control.orders, first=first, follow=follow, emit=out.emit)
     commands.at(first)
@@ -250,6 +216,13 @@ def _probes(
     training = WatchedTraining(
         learner.loss_fn, learner.clip is not None, learner.scaling, learner.optimizer
     )
+    captures = Captures(
+        out.directory,
+        out.emit,
+        ring=out.ring,
+        flush=out.flush,
+        is_over=lambda: control.cancel_requested,
+    )
     return Probes(
         learner.network,
         job.probes,
@@ -257,16 +230,5 @@ def _probes(
         readback=Readback(rows.device),
         out_dir=out.directory,
         training=training,
-        captures=_captures(out, control),
-    )
-
-
-def _captures(out: Outputs, control: RunControl) -> Captures:
-    """Create the captures of whole tensors."""
-    return Captures(
-        out.directory,
-        out.emit,
-        ring=out.ring,
-        flush=out.flush,
-        is_over=lambda: control.cancel_requested,
+        captures=captures,
     )

@@ -20,7 +20,6 @@ from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.timing import REPORT, Timing
 from engine.data.batches.batch import Batch
-from engine.data.batches.batching import PaddingCounts
 from engine.data.batches.rows import Rows
 from engine.learner.learner import Learner
 from engine.losses.loss_sums import LossSums
@@ -33,6 +32,7 @@ from engine.network.hidden_state import alone
 from engine.optim.dense_and_sparse import rates_of
 from engine.probes.probe_set import Probes
 from engine.probes.watched.requested import RequestedProbes
+from engine.training.schedule import Schedule
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
@@ -83,21 +83,15 @@ class Taken:
     """The results of a step's batches so far; scalars on the device."""
 
     num_rows: int = 0
-    losses: list[Tensor] = field(default_factory=list[Tensor])
-    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """The value of each loss, if there are several."""
+    losses: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The step's ``loss``, and the value of each loss if there are several."""
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-    @property
-    def loss(self) -> Tensor:
-        """The step's loss: the sum of the contributions of its micro-batches."""
-        return sum(self.losses[1:], self.losses[0])
 
 
 class Reporter:
     """Turns steps into records, evaluations and checkpoints."""
 
-    def __init__(  # noqa: PLR0913 (all that a report is made of)
+    def __init__(  # noqa: PLR0913, PLR0917 (all that a report is made of)
         self,
         job: TrainJob,
         learner: Learner,
@@ -105,9 +99,7 @@ class Reporter:
         probes: Probes,
         out: Outputs,
         timing: Timing,
-        *,
-        saver: Saver,
-        num_steps: int | None,
+        schedule: Schedule,
     ) -> None:
         self._job = job
         self._learner = learner
@@ -116,17 +108,17 @@ class Reporter:
         self._readback = probes.readback
         self._out = out
         self._timing = timing
-        self.saver = saver
+        self.saver = Saver(job, out.directory, out.emit, out.flush)
         self._clock = timing.clock
-        self._num_steps = num_steps
+        self._schedule = schedule
         self._accuracies = Accuracies(job.metrics)
         self._taken = Taken()
         self._evaluated: int | None = None
         self._num_samples = 0
         self._started = time.monotonic()
         self._before_s = 0.0
-        self._told = (self._started, 0)
-        self._samples = Samples(job, validation, out.directory)
+        self._reported = (self._started, 0)
+        self._samples = Samples(job, validation, out.directory, out.emit)
         self.derived = Derived(
             learner.network,
             job.metrics,
@@ -136,10 +128,6 @@ class Reporter:
             scaling=learner.scaling,
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
-        self.pass_size = job.data.batch_size
-        """The most rows in one pass."""
-        self.intake: PaddingCounts | None = None
-        """The padding counts of the training rows."""
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
         self._settled: dict[str, tuple[int | str, int]] = {}
@@ -161,9 +149,9 @@ class Reporter:
         self._num_samples = int(state["samples"])
         self._before_s = float(state["elapsed_s"])
         self.latest = {name: jsonio.number(value) for name, value in state["latest"].items()}
-        told = state.get("settled", {})  # of an older version: report it again
-        self._settled = {what: (to, int(step)) for what, (to, step) in told.items()}
-        self._told = (time.monotonic(), self._num_samples)
+        settled = state.get("settled", {})  # of an older version: report it again
+        self._settled = {what: (to, int(step)) for what, (to, step) in settled.items()}
+        self._reported = (time.monotonic(), self._num_samples)
         self.saver.best = jsonio.number(state.get("best"))
 
     def settle(self, what: str, asked: int | str, to: int | str, *, by: str, step: int) -> None:
@@ -182,21 +170,18 @@ class Reporter:
     @property
     def loss(self) -> Tensor:
         """The loss of the current step, over the batches so far."""
-        return self._taken.loss
+        return self._taken.losses["loss"]
 
     def take(self, step: int, batch: Batch, loss: LossValue, values: Mapping[str, Tensor]) -> None:
         """Add the results of a batch; ``loss`` is its contribution to the step's loss."""
         taken = self._taken
         taken.num_rows += batch.num_rows
-        taken.losses.append(loss.total.detach())
-        if self.intake is not None:
-            self.intake.count(batch)
-        for name, term in loss.terms.items():
-            before = taken.terms.get(name)
-            taken.terms[name] = term if before is None else before + term
-        for name, correct in self._accuracies.correct(values, step).items():
-            before = taken.correct.get(name)
-            taken.correct[name] = correct if before is None else before + correct
+        self._schedule.intake.count(batch)
+        correct = self._accuracies.correct(values, step)
+        losses = {"loss": loss.total.detach(), **loss.terms}
+        for sums, found in ((taken.losses, losses), (taken.correct, correct)):
+            for name, value in found.items():
+                sums[name] = sums[name] + value if name in sums else value
 
     def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
         """Report a finished step: its loss before the update, and its batches' metrics.
@@ -206,31 +191,28 @@ class Reporter:
         taken, self._taken = self._taken, Taken()
         num_rows, correct = taken.num_rows, taken.correct
         self._num_samples += num_rows
-        self._clock.end_step(num_rows, 0 if self.intake is None else self.intake.num_tokens)
+        intake = self._schedule.intake
+        self._clock.end_step(num_rows, intake.num_tokens)
         at = now()
         rates = rates_of(self._learner.optimizer)
         others = {
-            **taken.terms,
+            **taken.losses,
             **self.derived.take(),
             **clipped,
             **self._learner.network.output_clips.take(),
         }
         if self._learner.scaling is not None:
             others |= self._learner.scaling.figures()
-        waited = self._probes.figures()
-        if self.intake is not None:
-            waited |= self.intake.figures()
-        numbers = [taken.loss, *correct.values(), *others.values()]
+        counted = self._probes.figures() | intake.figures()
 
         def then(arrived: list[float]) -> None:
-            figures = {"loss": arrived[0], **rates, **waited}
-            for name, number in zip([*correct, *others], arrived[1:], strict=True):
-                figures[name] = number / num_rows if name in correct else number
-            self._metrics(step, epoch, figures, at)
+            figures = dict(zip([*others, *correct], arrived, strict=True))
+            figures |= {name: figures[name] / num_rows for name in correct}
+            self._metrics(step, epoch, figures | rates | counted, at)
 
-        self._readback.put(numbers, then)
+        self._readback.put([*others.values(), *correct.values()], then)
         self._readback.poll()
-        if time.monotonic() - self._told[0] >= _PROGRESS_S:
+        if time.monotonic() - self._reported[0] >= _PROGRESS_S:
             self.progress(step, epoch)
             self._times(step, epoch)
         self._out.settle()
@@ -239,16 +221,16 @@ class Reporter:
 
     def progress(self, step: int, epoch: int) -> None:
         """Report the progress of training; ``step`` is the newest step, 0-based."""
-        told_at, told_samples = self._told
-        self._told = (time.monotonic(), self._num_samples)
-        seconds = self._told[0] - told_at
-        rate = (self._num_samples - told_samples) / seconds if seconds > 0 else None
+        before, before_samples = self._reported
+        self._reported = (time.monotonic(), self._num_samples)
+        seconds = self._reported[0] - before
+        rate = (self._num_samples - before_samples) / seconds if seconds > 0 else None
         self._out.emit(
             {
                 "type": "progress",
                 "at": now(),
                 "step": step + 1,
-                "num_steps": self._num_steps,
+                "num_steps": self._schedule.num_steps,
                 "epoch": epoch,
                 "samples": self._num_samples,
                 "samples_per_s": None if rate is None else round(rate, 1),
@@ -263,22 +245,21 @@ class Reporter:
             return {}
         self._out.flush()
         learner = self._learner
-        look = self._probes.evaluations.look(step)
+        watched = self._probes.evaluate(step)
         with learner.judged():
             figures = evaluate(
-                self._job,
                 learner,
                 self._validation,
-                batch_size=self.pass_size,
-                look=look,
-                others=self._epoch_metrics,
+                batch_size=self._schedule.pass_size,
+                watched=watched,
+                metrics=self._epoch_metrics,
             )
             figures |= self._epoch_metrics.finish(step)
             self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
             with alone(learner.hidden_state):
-                self._samples.keep(step, learner.network, self._out.emit)
+                self._samples.keep(step, learner.network)
         self._clock.mark("evaluate")
         return figures
 
@@ -308,9 +289,9 @@ class Reporter:
         self._probes.captures.settle()
         self._out.flush()
 
-    def follow(self, job: TrainJob, num_steps: int | None) -> None:
+    def follow(self, job: TrainJob) -> None:
         """Take a job with changed settings."""
-        self._job, self._num_steps = job, num_steps
+        self._job = job
         self.saver.follow(job)
 
     def finish(self, step: int, epoch: int, position: dict[str, int], *, state: str) -> None:
@@ -323,17 +304,14 @@ class Reporter:
         if state == "succeeded" and self._evaluated != step:
             self.evaluate(step, epoch)
         self.progress(step, epoch)
-        self._save_last(position, state)
-        self._times(step, epoch, last=True)
-
-    def _save_last(self, position: dict[str, int], state: str) -> None:
-        goes_on = state in ("paused", "interrupted")
+        resumes = state in ("paused", "interrupted")
         try:
-            self.save(position, final=not goes_on, wait=True)
+            self.save(position, final=not resumes, wait=True)
         except OSError:
-            if not goes_on:
+            if not resumes:
                 raise
             traceback.print_exc()  # it resumes from the previous checkpoint
+        self._times(step, epoch, last=True)
 
     def abandon(self, step: int, epoch: int) -> None:
         """Report what is still known after a failure in ``step``, whose update was not made."""
@@ -344,8 +322,7 @@ class Reporter:
 
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
-            if self.intake is not None:
-                values |= self.intake.upkeep()
+            values |= self._schedule.intake.upkeep()
             record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
             self._out.emit(record | {"values": values})
 
@@ -357,44 +334,37 @@ class Reporter:
     def _eta_s(self, step: int) -> float | None:
         if self._job.stop.seconds is not None:
             return round(max(0.0, self._job.stop.seconds - self.elapsed_s), 1)
-        if self._num_steps is None or step < 0:
+        num_steps = self._schedule.num_steps
+        if num_steps is None or step < 0:
             return None
-        return round(self.elapsed_s / (step + 1) * (self._num_steps - step - 1), 1)
+        return round(self.elapsed_s / (step + 1) * (num_steps - step - 1), 1)
 
 
 @torch.inference_mode()
 def evaluate(
-    job: TrainJob,
     learner: Learner,
     rows: Rows,
     *,
     batch_size: int,
-    look: contextlib.AbstractContextManager[object] | None = None,
-    others: EpochMetrics | None = None,
+    watched: contextlib.AbstractContextManager[object],
+    metrics: EpochMetrics,
 ) -> dict[str, float]:
-    """Run the validation rows once: loss and metrics over all of them, for any batch size.
+    """Run the validation rows once; return the loss over all of them, for any batch size.
 
-    A loss is the sum of the batches' numerators over the sum of their denominators. ``look`` is
-    entered around the first batch; ``others`` receive every batch.
+    A loss is the sum of the batches' numerators over the sum of their denominators. ``watched`` is
+    entered around the first batch; ``metrics`` receive every batch.
     """
     network, loss_fn = learner.network, learner.loss_fn
     was_training = network.training
     network.eval()
-    accuracies = Accuracies(job.metrics)
     sums: LossSums | None = None
-    totals = torch.zeros(len(accuracies.names), dtype=torch.float64, device=rows.device)
     for batch in rows.in_order(batch_size):
-        with look or contextlib.nullcontext():
+        with watched:
             values = network(batch.tensors)
-        look = None
+        watched = contextlib.nullcontext()
         found = loss_fn.sums(values, batch.num_rows)
         sums = found if sums is None else sums + found
-        for number, correct in enumerate(accuracies.correct(values).values()):
-            totals[number] += correct
-        if others is not None:
-            others.update(values)
+        metrics.update(values)
     network.train(was_training)
     figures = {} if sums is None else loss_fn.figures(sums)
-    shares = (totals / rows.num_rows).tolist()
-    figures |= dict(zip(accuracies.names, shares, strict=True))
     return {f"validation/{name}": value for name, value in figures.items()}

@@ -6,7 +6,7 @@ constructor checks its values. Knows torch; knows nothing of steps.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pydantic
 import torch
@@ -83,7 +83,7 @@ def changed_job(job: TrainJob, changes: Mapping[str, Any]) -> TrainJob:
         raise one(where, said(first, TrainJob), first["type"]) from None
     for which, names in optimizer_changes(changes).items():
         before, after = (_half(item.optimizer, which) for item in (job, changed))
-        _try_optimizer(_Trial(before, _layouts(job, which)), after, names, _PREFIXES[which])
+        _try_optimizer(before, after, _layouts(job, which), names, _PREFIXES[which])
     return changed
 
 
@@ -120,40 +120,43 @@ def _layouts(job: TrainJob, which: str) -> list[str]:
     return ["dense", "sparse"] if has_sparse else ["dense"]
 
 
-class _Trial(NamedTuple):
-    """Runs steps of an optimizer like the job's, with tiny parameters."""
+def _run_steps(
+    before: Optimizer, layouts: Sequence[str], values: Mapping[str, Any], factor: float
+) -> None:
+    """Run steps of an optimizer like the job's: as it was, then with new values.
 
-    optimizer: Optimizer
-    """With the arguments before the change."""
-    layouts: list[str]
+    The last one is numbered as the last that a job can have. ``factor``: the multiplier of the
+    learning rate.
+    """
+    tiny = [nn.Parameter(torch.ones(4, 4)) for _ in layouts]
+    made = build_optimizer(before, tiny)
 
-    def run(self, values: Mapping[str, Any], factor: float) -> None:
-        """Step with new values, now and at the last step that a job can have.
-
-        ``factor``: the multiplier of the learning rate.
-        """
-        tiny = [nn.Parameter(torch.ones(4, 4)) for _ in self.layouts]
-        made = build_optimizer(self.optimizer, tiny)
-        self._step(made, tiny)
-        group = made.param_groups[0]
-        group.update(values)
-        if "lr" in group:
-            group["lr"] *= factor
-        self._step(made, tiny)
-        for kept in made.state.values():
-            if "step" in kept:
-                is_tensor = isinstance(kept["step"], torch.Tensor)
-                kept["step"] = torch.tensor(float(_LAST_STEP)) if is_tensor else _LAST_STEP
-        self._step(made, tiny)
-
-    def _step(self, made: torch.optim.Optimizer, tiny: Sequence[nn.Parameter]) -> None:
-        for parameter, layout in zip(tiny, self.layouts, strict=True):
+    def step() -> None:
+        for parameter, layout in zip(tiny, layouts, strict=True):
             grad = torch.ones(4, 4)
             parameter.grad = grad.to_sparse(1) if layout == "sparse" else grad
         made.step()
 
+    step()
+    group = made.param_groups[0]
+    group.update(values)
+    if "lr" in group:
+        group["lr"] *= factor
+    step()
+    for kept in made.state.values():
+        if "step" in kept:
+            is_tensor = isinstance(kept["step"], torch.Tensor)
+            kept["step"] = torch.tensor(float(_LAST_STEP)) if is_tensor else _LAST_STEP
+    step()
 
-def _try_optimizer(trial: _Trial, after: Optimizer, names: Sequence[str], prefix: str) -> None:
+
+def _try_optimizer(
+    before: Optimizer,
+    after: Optimizer,
+    layouts: Sequence[str],
+    names: Sequence[str],
+    prefix: str,
+) -> None:
     """Check the values with torch's constructor and with steps of a tiny optimizer."""
     try:
         values = optimizer_values(after, names)
@@ -164,7 +167,7 @@ def _try_optimizer(trial: _Trial, after: Optimizer, names: Sequence[str], prefix
         raise one(pointer, item.detail, item.code) from None
     try:
         for factor in (1.0, _HEADROOM):
-            trial.run(values, factor)
+            _run_steps(before, layouts, values, factor)
     except Exception as cause:
         why = f"{type(cause).__name__}: {cause}"[:200]
         detail = f"{after.type} cannot step with this value (torch: {why})"

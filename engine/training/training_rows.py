@@ -23,7 +23,7 @@ from engine.data.sources.streamed_windows import WindowReader
 from engine.training.report import Outputs, RunControl
 from glasshouse.spec import BucketByLength, Field, Source, TrainJob
 
-_TELL_S = 5.0
+_REPORT_S = 5.0
 
 
 class EndedEarly(Exception):
@@ -36,7 +36,7 @@ class Progress:
     def __init__(self, step: int, control: RunControl, out: Outputs) -> None:
         """``step``: the first that will be run."""
         self._step, self._control, self._out = step, control, out
-        self._began = self._told = time.perf_counter()
+        self._began = self._reported_at = time.perf_counter()
         self._num_rows = 0
 
     def __call__(self, num_rows: int) -> None:
@@ -48,15 +48,15 @@ class Progress:
         self._num_rows += num_rows
         if self._control.cancel_requested:
             raise EndedEarly
-        if time.perf_counter() - self._told >= _TELL_S:
-            self.tell()
+        if time.perf_counter() - self._reported_at >= _REPORT_S:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report how many rows were scanned and how long it took; nothing if there were none."""
         if not self._num_rows:
             return
-        self._told = time.perf_counter()
-        values = {"data/fitted_rows": self._num_rows, "data/fit_s": self._told - self._began}
+        self._reported_at = time.perf_counter()
+        values = {"data/fitted_rows": self._num_rows, "data/fit_s": self._reported_at - self._began}
         record = {"type": "metrics", "at": now(), "step": self._step, "epoch": 0}
         self._out.emit(record | {"values": values})
         self._out.flush()
@@ -104,7 +104,9 @@ class Gathering:
         job, data = self.job, self.job.data
         source, table = sources[0], self.tables[sources[0].dataset]
         if len(sources) > 1:
-            source, table = self._joined(sources)
+            parts = [TablePart(self.tables[source.dataset], source) for source in sources]
+            source = Source(dataset=source.dataset, split=name_of(sources))
+            table = (Joined if data.shuffle.buffer_size is None else JoinedStored)(parts)
         preparing = Preparing.of(data, known)
         if data.shuffle.buffer_size is None:
             rows = load(
@@ -123,12 +125,6 @@ class Gathering:
         for what, count in rows.left_out.items():
             self.out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
         return rows
-
-    def _joined(self, sources: Sequence[Source]) -> tuple[Source, Joined]:
-        parts = [TablePart(self.tables[source.dataset], source) for source in sources]
-        whole = Source(dataset=sources[0].dataset, split=name_of(sources))
-        is_stored = self.job.data.shuffle.buffer_size is not None
-        return whole, JoinedStored(parts) if is_stored else Joined(parts)
 
     def _streamed(
         self,
@@ -153,7 +149,7 @@ class Gathering:
                 look=progress,
                 bucket=None if bucket is None else bucket_field(bucket, data.fields),
             )
-        progress.tell()
+        progress.report()
         return StreamedRows(
             reader,
             self.device,

@@ -1,4 +1,4 @@
-"""Governor: keeps the time that watching takes within the budgets of the probes.
+"""Governor: keeps the time that watching takes within the budgets of the probes, and reports it.
 
 It uses the measured cost of the newest due steps and the step time without watching. While all
 governed probes together exceed a probe's ``max_overhead``, that probe's interval is multiplied by a
@@ -11,12 +11,15 @@ Probes with listed steps (``at``) and probes without ``max_overhead`` are measur
 changed.
 """
 
-import bisect
+import math
 import statistics
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from engine.core.spool import Emit, now
 from engine.probes.cost.meter import MeasuredStep
 from engine.probes.watched.probe import ActiveProbe
 
@@ -43,10 +46,11 @@ up."""
 MAX_FACTOR = 2**20
 AT_WINDOW = 100
 """Number of steps over which the cost of listed steps is spread."""
+REPORT_S = 1.0
+"""Seconds between two reports of the cost."""
 
 
-@dataclass(frozen=True)
-class ProbeLoad:
+class ProbeLoad(NamedTuple):
     """The cost, interval and budget of one governed probe."""
 
     cost_s: float
@@ -55,15 +59,6 @@ class ProbeLoad:
     """The requested interval."""
     budget: float
     """The fraction of the job's time above which the interval widens."""
-
-
-@dataclass(frozen=True)
-class IntervalChange:
-    """A changed interval."""
-
-    watch: ActiveProbe
-    before: int
-    after: int
 
 
 @dataclass
@@ -78,10 +73,6 @@ class _Pace:
     patience: int = PATIENCE
     has_narrowed: bool = False
     """Whether the last change narrowed the interval."""
-
-    @property
-    def may_change(self) -> bool:
-        return self.is_known and self.num_due >= MIN_MEASURED
 
     @property
     def cost_s(self) -> float | None:
@@ -123,68 +114,72 @@ def factors(loads: Sequence[ProbeLoad], step_s: float, margin: float) -> list[in
         if used > room:
             for n in yielding:
                 widths[n] *= used / room
-    return [_power_of_two(width) for width in widths]
-
-
-def _power_of_two(width: float) -> int:
-    factor = 1
-    while factor < width and factor < MAX_FACTOR:
-        factor *= 2
-    return factor
+    return [min(MAX_FACTOR, 1 << (math.ceil(width) - 1).bit_length()) for width in widths]
 
 
 class Governor:
-    """Adjusts the intervals of probes to keep watching within its budgets."""
+    """Adjusts the intervals of probes to keep watching within its budgets; emits what it costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self._paces: dict[ActiveProbe, _Pace] = {}
         self._steps: deque[float] = deque(maxlen=NUM_STEPS)
         self._step = 0
-
-    @property
-    def step_s(self) -> float | None:
-        """The step time without watching; None before the first measurement."""
-        return statistics.median(self._steps) if self._steps else None
-
-    def cost_s(self, watch: ActiveProbe) -> float | None:
-        """Return the cost of a probe's due step; None before the first measurement."""
-        pace = self._paces.get(watch)
-        return None if pace is None else pace.cost_s
+        self._reported_at = time.monotonic()
+        self._is_reported = True
 
     def keep(self, watches: Sequence[ActiveProbe]) -> None:
-        """Forget all probes except these."""
-        self._paces = {watch: pace for watch, pace in self._paces.items() if watch in watches}
+        """Measure these probes and forget all others."""
+        self._paces = {watch: self._paces.get(watch) or _Pace() for watch in watches}
 
-    def take(self, measured: MeasuredStep) -> None:
-        """Add the measurement of a watched step."""
-        self._step = measured.step
+    def take(self, measured: MeasuredStep, step: int | None) -> None:
+        """Add a watched step; a changed interval is emitted with ``step`` as its first step.
+
+        The measurement may be older than the latest change of the probes. Probes that were removed
+        since are ignored. ``step`` None means that no step follows: nothing is changed, because the
+        last checkpoint has already been written and would not contain the change.
+        """
+        self._step, self._is_reported = measured.step, False
         self._steps.append(measured.own_s)
         for watch, cost in measured.costs.items():
-            self._paces.setdefault(watch, _Pace()).take(cost, measured.step)
+            if watch in self._paces:
+                self._paces[watch].take(cost, measured.step)
+        if step is None:
+            return
+        self._govern(step)
+        if time.monotonic() - self._reported_at >= REPORT_S:
+            self.report()
 
-    def govern(self) -> list[IntervalChange]:
-        """Change the intervals where the latest measurements require it; return the changes."""
-        loads: dict[ActiveProbe, ProbeLoad] = {}
-        for watch, pace in self._paces.items():
-            budget, every = watch.max_overhead, watch.every
-            if budget is None or every is None or not pace.is_known:
-                continue
-            if watch.is_open(self._step):
-                loads[watch] = ProbeLoad(pace.cost_s or 0.0, every // watch.factor, budget)
-        step_s = self.step_s
-        if not loads or not step_s:
-            return []
-        used = sum(load.cost_s / (load.every * watch.factor) for watch, load in loads.items())
-        over = [watch for watch, load in loads.items() if used / step_s > load.budget]
-        calm = [
-            watch
-            for watch in loads
-            if watch.factor > 1 and self._paces[watch].num_due >= self._paces[watch].patience
-        ]
-        changes = self._move(loads, over, WIDE_MARGIN) if over else []
-        moved = {change.watch for change in changes}
-        calm = [watch for watch in calm if watch not in moved and watch not in over]
-        return changes + (self._move(loads, calm, NARROW_MARGIN) if calm else [])
+    def take_evaluation(self, measured: MeasuredStep) -> None:
+        """Add the measurement of a watched evaluation: reported, never governed."""
+        self._step, self._is_reported = measured.step, False
+        for watch, cost in measured.costs.items():
+            if watch in self._paces:
+                self._paces[watch].costs = deque([cost])
+
+    def report(self) -> None:
+        """Emit the current cost of watching if it has changed."""
+        if self._is_reported:
+            return
+        self._is_reported, self._reported_at = True, time.monotonic()
+        costs = {watch: pace.cost_s for watch, pace in self._paces.items()}
+        total, unbudgeted = self.fractions() or (None, None)
+        self._emit(
+            {
+                "type": "overhead",
+                "at": now(),
+                "step": self._step,
+                "fraction": None if total is None else _rounded(total),
+                "unbudgeted": None if unbudgeted is None else _rounded(unbudgeted),
+                "budget": max((w.budget for w in costs if w.budget is not None), default=None),
+                "probes": {
+                    str(watch.number): _rounded(cost)
+                    for watch, cost in costs.items()
+                    if cost is not None
+                },
+                "every": {str(watch.number): watch.every for watch in costs if watch.factor > 1},
+            }
+        )
 
     def fractions(self) -> tuple[float, float] | None:
         """Return what watching adds at the current intervals, as fractions of the step time.
@@ -192,47 +187,77 @@ class Governor:
         Returns:
             The fractions of all probes and of those without a budget; None before a measurement.
         """
-        step_s = self.step_s
+        step_s = self._step_s
         if not step_s:
             return None
         costs = {w: (pace.cost_s or 0.0) * self._rate(w) for w, pace in self._paces.items()}
-        unbudgeted = sum(cost for watch, cost in costs.items() if not is_governed(watch))
+        unbudgeted = sum(cost for watch, cost in costs.items() if watch.budget is None)
         return sum(costs.values()) / step_s, unbudgeted / step_s
 
-    def budget(self, watches: Iterable[ActiveProbe]) -> float | None:
-        """Return the largest budget of a governed probe; None if no probe is governed."""
-        budgets = (watch.max_overhead for watch in watches if is_governed(watch))
-        return max((item for item in budgets if item is not None), default=None)
+    @property
+    def _step_s(self) -> float | None:
+        """The step time without watching; None before the first measurement."""
+        return statistics.median(self._steps) if self._steps else None
 
-    def _move(
-        self, loads: Mapping[ActiveProbe, ProbeLoad], watches: Sequence[ActiveProbe], margin: float
-    ) -> list[IntervalChange]:
-        """Set the intervals to what fits: wider ones at the wide margin, else narrower ones."""
-        fitting = factors([*loads.values()], self.step_s or 1.0, margin)
-        changes: list[IntervalChange] = []
-        for watch, factor in zip(loads, fitting, strict=True):
-            right = factor > watch.factor if margin == WIDE_MARGIN else factor < watch.factor
-            if right and watch in watches and self._paces[watch].may_change:
-                changes.append(self._change(watch, factor))
-        return changes
+    def _govern(self, step: int) -> None:
+        """Change the intervals where the latest measurements require it."""
+        loads: dict[ActiveProbe, ProbeLoad] = {}
+        for watch, pace in self._paces.items():
+            budget, every = watch.budget, watch.every
+            if budget is None or every is None or not pace.is_known:
+                continue
+            if watch.is_open(self._step):
+                loads[watch] = ProbeLoad(pace.cost_s or 0.0, every // watch.factor, budget)
+        step_s = self._step_s
+        if not loads or not step_s:
+            return
+        used = sum(load.cost_s / (load.every * watch.factor) for watch, load in loads.items())
+        over = [watch for watch, load in loads.items() if used / step_s > load.budget]
+        calm = [
+            watch
+            for watch in loads
+            if watch not in over
+            and watch.factor > 1
+            and self._paces[watch].num_due >= self._paces[watch].patience
+        ]
+        for watches, margin in ((over, WIDE_MARGIN), (calm, NARROW_MARGIN)):
+            if watches:
+                fitting = factors([*loads.values()], step_s, margin)
+                for watch, factor in zip(loads, fitting, strict=True):
+                    is_right = factor > watch.factor if watches is over else factor < watch.factor
+                    if is_right and watch in watches:
+                        self._change(watch, factor, step)
 
-    def _change(self, watch: ActiveProbe, factor: int) -> IntervalChange:
-        before = watch.every or 1
-        self._paces[watch].changed(wider=factor > watch.factor)
+    def _change(self, watch: ActiveProbe, factor: int, step: int) -> None:
+        pace, before, number = self._paces[watch], watch.every, str(watch.number)
+        if pace.num_due < MIN_MEASURED:
+            return
+        pace.changed(wider=factor > watch.factor)
         watch.factor = factor
-        return IntervalChange(watch, before, watch.every or 1)
+        self._emit(
+            {
+                "type": "adjusted",
+                "at": now(),
+                "what": f"probe {number}.every",
+                "probe": number,
+                "from": before,
+                "to": watch.every,
+                "by": "max_overhead",
+                "step": step,
+            }
+        )
 
     def _rate(self, watch: ActiveProbe) -> float:
-        """Return the current number of due steps per step."""
-        at, every = watch.probe.at, watch.every
-        if at is not None:
+        """Return the current number of due training steps per step."""
+        if watch.probe.phase == "evaluate":
+            return 0.0
+        if watch.probe.at is not None:
             first = max(self._step - AT_WINDOW + 1, 0)
-            ordered = sorted(at)
-            recent = bisect.bisect_right(ordered, self._step) - bisect.bisect_left(ordered, first)
-            return recent / (self._step - first + 1)
-        return 1 / (every or 1) if watch.is_open(self._step) else 0.0
+            return sum(first <= at <= self._step for at in watch.probe.at) / (
+                self._step - first + 1
+            )
+        return 1 / (watch.every or 1) if watch.is_open(self._step) else 0.0
 
 
-def is_governed(watch: ActiveProbe) -> bool:
-    """Return whether a probe's interval may be changed."""
-    return watch.every is not None and watch.max_overhead is not None
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

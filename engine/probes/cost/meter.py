@@ -44,13 +44,13 @@ class Meter:
     """Measures watched steps from the start of one to the start of the next."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._open: _Step | None = None
         self._closed: deque[_Step] = deque()
 
     def begin(self, step: int) -> None:
         """Start a step and close the previous one."""
-        self._open, before = _Step(step, self._clock.moment()), self._open
+        self._open, before = _Step(step, self.clock.moment()), self._open
         if before is not None:
             before.end = self._open.start
             self._closed.append(before)
@@ -74,7 +74,7 @@ class Meter:
 
     def start(self) -> tuple[Any, int]:
         """Start a span of watching."""
-        return self._clock.moment(), len(self._open.spans) if self._open else 0
+        return self.clock.moment(), len(self._open.spans) if self._open else 0
 
     def stop(self, started: tuple[Any, int], shares: Shares) -> None:
         """End a span of watching and assign it to ``shares``; nested spans count separately.
@@ -82,15 +82,15 @@ class Meter:
         With ``shares`` None it is assigned to all probes of the step.
         """
         if self._open is not None:
-            self._open.spans.append((started[0], self._clock.moment(), shares, started[1]))
+            self._open.spans.append((started[0], self.clock.moment(), shares, started[1]))
 
     def take(self) -> Iterator[MeasuredStep]:
         """Yield the closed steps that can be read, each once."""
-        while self._closed and self._clock.has_passed(self._closed[0].end):
+        while self._closed and self.clock.has_passed(self._closed[0].end):
             yield self._read(self._closed.popleft())
 
     def _read(self, step: _Step) -> MeasuredStep:
-        seconds = self._clock.seconds
+        seconds = self.clock.seconds
         own: list[float] = []
         costs: dict[ActiveProbe, float] = dict.fromkeys(step.due, 0.0)
         rest = 0.0
@@ -114,14 +114,7 @@ def _share(
     shares: Mapping[ActiveProbe, float] | Sequence[ActiveProbe],
     seconds: float,
 ) -> None:
-    if not isinstance(shares, Mapping):
-        if len(shares) == 1:  # the usual case
-            costs[shares[0]] = costs.get(shares[0], 0.0) + seconds
-            return
-        for watch in shares:
-            costs[watch] = costs.get(watch, 0.0) + seconds / len(shares)
-        return
-    weight = sum(shares.values())
-    for watch, part in shares.items():
-        share = part / weight if weight else 1 / len(shares)
-        costs[watch] = costs.get(watch, 0.0) + seconds * share
+    weights = shares if isinstance(shares, Mapping) else dict.fromkeys(shares, 1.0)
+    whole = sum(weights.values())
+    for watch, weight in weights.items():
+        costs[watch] = costs.get(watch, 0.0) + seconds * (weight / whole)

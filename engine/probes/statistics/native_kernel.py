@@ -61,27 +61,21 @@ class Kernel:
             raise RuntimeError(_FAILURES[failed])
         return found[:]
 
-    def __call__(
+    def many(
         self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
     ) -> list[list[float]]:
         """Return the statistics of tensors that ``takes`` accepts, in one call."""
         return self._run(tensors, (None, None, None), isa, threads)
 
     def count(
-        self, tensors: Sequence[Tensor], *, isa: int = _BEST, threads: int | None = None
-    ) -> tuple[list[list[float]], list[Histogram]]:
-        """Return the statistics and the histograms of tensors that ``takes`` accepts."""
-        room = sum(min(x.numel(), NUM_FINITE_BINS) for x in tensors)
+        self, x: Tensor, *, isa: int = _BEST, threads: int | None = None
+    ) -> tuple[list[float], Histogram]:
+        """Return the statistics and the histogram of a tensor that ``takes`` accepts."""
+        room = min(x.numel(), NUM_FINITE_BINS)
         bins, counts = torch.empty(room, dtype=torch.int32), torch.empty(room, dtype=torch.int64)
-        nums = (ctypes.c_int64 * len(tensors))()
-        figures = self._run(tensors, (bins.data_ptr(), counts.data_ptr(), nums), isa, threads)
-        found: list[Histogram] = []
-        start = 0
-        for num in nums:
-            end = start + num
-            found.append((bins[start:end].tolist(), counts[start:end].tolist()))
-            start = end
-        return figures, found
+        num = (ctypes.c_int64 * 1)()
+        (figures,) = self._run([x], (bins.data_ptr(), counts.data_ptr(), num), isa, threads)
+        return figures, (bins[: num[0]].tolist(), counts[: num[0]].tolist())
 
     def _run(
         self, tensors: Sequence[Tensor], counted: tuple[Any, ...], isa: int, threads: int | None

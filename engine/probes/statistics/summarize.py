@@ -1,27 +1,18 @@
-"""Statistics of one tensor (mean, std, min, max, l2, absmax, zeros, nan, inf) and its histogram.
-
-All except ``zeros``, ``nan`` and ``inf`` are over the finite values, and NaN if there are none.
-``std`` is the population's; ``zeros`` is a fraction; ``nan`` and ``inf`` are counts. Sums are
-accumulated in float64. CPU tensors use the native kernel if it was built, CUDA tensors the Triton
-kernel if Triton is available, and all others plain torch; tests hold the three equal. The bins of
-histograms are those of ``glasshouse.histogram_bins``.
-"""
-
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from engine.probes.statistics import native_kernel, plain_torch
-from engine.probes.statistics.native_kernel import Histogram, takes
-from engine.probes.statistics.sparse import parts, with_zeros
+from engine.probes.statistics.native_kernel import NUM_FIGURES, Histogram, takes
 from engine.probes.statistics.triton_check import kernel_for
 
 Figures = list[float] | Tensor
 Counts = Histogram | Tensor
 """Bins and their counts for a CPU tensor, else the counts of all bins as a float64 vector."""
-Many = Callable[[Sequence[Tensor]], Any]
+_MEAN, _STD, _MIN, _MAX, _L2, _ABSMAX, _ZEROS, _NAN, _INF = range(NUM_FIGURES)
 
 
 @overload
@@ -34,58 +25,76 @@ def summarize(tensor: Tensor, *, histogram: bool = False) -> Figures | tuple[Fig
     With ``histogram``, return its histogram as well, from the same pass.
     """
     if tensor.layout is torch.sparse_coo:
-        values, num_absent = parts(tensor)
+        values = tensor.detach().coalesce().values()
+        num_absent = math.prod(tensor.shape) - values.numel()
         if not histogram:
-            return with_zeros(summarize(values), values.numel(), num_absent)
+            return _with_zeros(summarize(values), values.numel(), num_absent)
         figures, counts = summarize(values, histogram=True)
-        return with_zeros(figures, values.numel(), num_absent), _with_zeros(counts, num_absent)
-    if native_kernel.LOADED is not None and takes(tensor):
-        if not histogram:
-            return native_kernel.LOADED.one(tensor)
-        figures, counts = native_kernel.LOADED.count([tensor])
-        return figures[0], counts[0]
-    if (there := _of_its_device(tensor)) is not None:
-        return there.count(tensor) if histogram else there.one(tensor)
-    return (
-        (plain_torch.figures(tensor), plain_torch.counts(tensor))
-        if histogram
-        else plain_torch.figures(tensor)
-    )
+        figures = _with_zeros(figures, values.numel(), num_absent)
+        return figures, _counts_with_zeros(counts, num_absent)
+    kernel = native_kernel.LOADED
+    if kernel is None or not takes(tensor):
+        kernel = _on_device(tensor)
+    if kernel is not None:
+        return kernel.count(tensor) if histogram else kernel.one(tensor)
+    found = plain_torch.figures(tensor)
+    return (found, plain_torch.counts(tensor)) if histogram else found
 
 
 def summarize_all(tensors: Sequence[Tensor]) -> list[Figures]:
     """Return the statistics of several tensors; tensors of the same kernel share one call."""
-    if native_kernel.LOADED is not None and all(map(takes, tensors)):
-        return [*native_kernel.LOADED(tensors)]
-    found: dict[int, Figures] = {}
-    together: dict[Many, list[int]] = {}
+    places: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        many = _many(tensor)
-        if many is None:
-            found[place] = summarize(tensor)
-        else:
-            together.setdefault(many, []).append(place)
-    for many, places in together.items():
-        found |= zip(places, many([tensors[place] for place in places]), strict=True)
+        kernel = native_kernel.LOADED
+        if kernel is None or not takes(tensor):
+            kernel = _on_device(tensor)
+        places.setdefault(kernel, []).append(place)
+    found: dict[int, Figures] = {}
+    for kernel, own in places.items():
+        some = [tensors[place] for place in own]
+        figures = [*map(summarize, some)] if kernel is None else kernel.many(some)
+        found |= zip(own, figures, strict=True)
     return [found[place] for place in range(len(tensors))]
 
 
-def _many(tensor: Tensor) -> Many | None:
-    """Return the function that takes many tensors like this one at once."""
-    if native_kernel.LOADED is not None and takes(tensor):
-        return native_kernel.LOADED
-    there = _of_its_device(tensor)
-    return None if there is None else there.many
-
-
-def _of_its_device(tensor: Tensor) -> Any:
+def _on_device(tensor: Tensor) -> Any:
     """Return the kernel of a tensor's CUDA device, if there is one and it takes the tensor."""
-    if not tensor.is_cuda or (there := kernel_for(tensor.device)) is None:
+    if not tensor.is_cuda or (kernel := kernel_for(tensor.device)) is None:
         return None
-    return there if there.takes(tensor) else None
+    return kernel if kernel.takes(tensor) else None
 
 
-def _with_zeros(counts: Counts, num: int) -> Counts:
+def _with_zeros(figures: Figures, num_there: int, num_absent: int) -> Figures:
+    """Return the statistics as if the absent rows of a sparse tensor were stored as zeros.
+
+    They are computed in float64, on the device of the statistics.
+    """
+    if num_absent == 0:
+        return figures
+    f = torch.as_tensor(figures, dtype=torch.float64)
+    finite = num_there - f[_NAN] - f[_INF]
+    total = finite + num_absent
+    there = torch.where(finite > 0, f, 0.0)
+    mean = there[_MEAN] * finite / total
+    around = finite * (there[_STD] ** 2 + (there[_MEAN] - mean) ** 2) + num_absent * mean**2
+    zeros = (torch.nan_to_num(f[_ZEROS]) * num_there + num_absent) / (num_there + num_absent)
+    joined = torch.stack(
+        [
+            mean,
+            (around / total).sqrt(),
+            there[_MIN].clamp(max=0.0),
+            there[_MAX].clamp(min=0.0),
+            there[_L2],
+            there[_ABSMAX],
+            zeros,
+            f[_NAN],
+            f[_INF],
+        ]
+    )
+    return joined.tolist() if isinstance(figures, list) else joined
+
+
+def _counts_with_zeros(counts: Counts, num: int) -> Counts:
     """Return the histogram with ``num`` more zeros, which are in bin 0."""
     if isinstance(counts, Tensor):
         counts[0] += num

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from engine.probes.statistics import plain_torch
 
@@ -56,17 +55,14 @@ def tried(device: torch.device) -> "TritonKernel":
         found = [kernel.one(x), *kernel.many([x, x]), counted]
         expected = plain_torch.figures_on_device(x)
         agree = torch.equal(counts, plain_torch.counts_on_device(x)) and all(
-            _agree(f, expected) for f in found
+            torch.allclose(figures, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+            for figures in found
         )
     except Exception as error:
         raise NotUsable(f"{type(error).__name__}: {str(error)[:300]}") from error
     if not agree:
         raise NotUsable("the Triton kernel gives other figures than torch")
     return kernel
-
-
-def _agree(found: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def main() -> int:

@@ -83,23 +83,17 @@ def _count(x, there, counts):
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def _sum_up_one(x, size, sums, num_tiles, TILE: tl.constexpr):
-    tile = tl.program_id(0)
-    at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = at < size
-    _sum_up(tl.load(x + at, there, other=0), there, sums + tile, num_tiles)
-
-
-@triton.jit(do_not_specialize=["num_tiles"])
-def _sum_up_and_count(
+def _sum_up_one(
     x, size, sums, num_tiles, counts, TILE: tl.constexpr, BINS: tl.constexpr, COPIES: tl.constexpr
 ):
+    """``BINS``: the number of bins to count; 0: ``counts`` is not used."""
     tile = tl.program_id(0)
     at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     there = at < size
     values = tl.load(x + at, there, other=0)
     _sum_up(values, there, sums + tile, num_tiles)
-    _count(values, there, counts + (tile % COPIES) * BINS)
+    if BINS > 0:
+        _count(values, there, counts + (tile % COPIES) * BINS)
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
@@ -204,32 +198,26 @@ class TritonKernel:
         return x.layout is torch.strided and x.dtype in TYPES and x.numel() < _MOST_VALUES
 
     @torch.no_grad()
-    def one(self, tensor: Tensor) -> Tensor:
-        """Return the nine statistics of a tensor."""
+    def one(self, tensor: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return the nine statistics of a tensor; add its histogram to ``counts`` in that pass."""
         x = _laid(tensor)
         with torch.cuda.device_of(x):
             num_tiles = _num_tiles(x)
-            sums = _empty(x, NUM_SUMS, num_tiles)
+            sums, figures = _empty(x, NUM_SUMS, num_tiles), _empty(x, NUM_FIGURES)
             if num_tiles:
                 _sum_up_one[(num_tiles,)](
-                    x, x.numel(), sums, num_tiles, TILE=TILE, num_warps=NUM_WARPS
-                )
-            return _merged(x, sums, num_tiles)
+                    x, x.numel(), sums, num_tiles, sums if counts is None else counts,
+                    TILE=TILE, BINS=0 if counts is None else NUM_BINS, COPIES=NUM_COPIES,
+                    num_warps=NUM_WARPS,
+                )  # fmt: skip
+            _merge_one[(1,)](sums, num_tiles, x.numel(), figures, BLOCK=MERGED_AT_ONCE)
+            return figures
 
-    @torch.no_grad()
     def count(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nine statistics and the counts of all bins as float64, from one pass."""
-        x = _laid(tensor)
-        with torch.cuda.device_of(x):
-            num_tiles = _num_tiles(x)
-            sums = _empty(x, NUM_SUMS, num_tiles)
-            counts = torch.zeros((NUM_COPIES, NUM_BINS), dtype=torch.int32, device=x.device)
-            if num_tiles:
-                _sum_up_and_count[(num_tiles,)](
-                    x, x.numel(), sums, num_tiles, counts,
-                    TILE=TILE, BINS=NUM_BINS, COPIES=NUM_COPIES, num_warps=NUM_WARPS,
-                )  # fmt: skip
-            return _merged(x, sums, num_tiles), counts.sum(0, dtype=torch.float64)
+        shape = NUM_COPIES, NUM_BINS
+        counts = torch.zeros(shape, dtype=torch.int32, device=tensor.device)
+        return self.one(tensor, counts), counts.sum(0, dtype=torch.float64)
 
     @torch.no_grad()
     def many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -293,9 +281,3 @@ def _num_tiles(x: Tensor) -> int:
 
 def _empty(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float64, device=like.device)
-
-
-def _merged(x: Tensor, sums: Tensor, num_tiles: int) -> Tensor:
-    figures = _empty(x, NUM_FIGURES)
-    _merge_one[(1,)](sums, num_tiles, x.numel(), figures, BLOCK=MERGED_AT_ONCE)
-    return figures

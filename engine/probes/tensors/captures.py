@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.core.precision import dtype_name
+from engine.core.safetensors_header import DTYPE_NAMES
 from engine.core.spool import Emit, now
-from engine.probes.tensors.drain import LocalDrain, can_keep
+from engine.probes.tensors.drain import LocalDrain
 from engine.probes.tensors.ring import PAGE_BYTES, Producer, Ring, default_num_bytes
 
 _SHORT_S, _LONG_S = 0.0005, 0.01
@@ -47,10 +49,8 @@ class _Batch:
     step: int
     phase: str
     tensors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    landing: list[tuple[Tensor, dict[str, Any]]] = field(
-        default_factory=list[tuple[Tensor, dict[str, Any]]]
-    )
-    """Tensors of a device that are being copied to pinned memory."""
+    landing: list[tuple[Tensor, int]] = field(default_factory=list[tuple[Tensor, int]])
+    """Tensors of a device that are being copied to pinned memory, and their positions."""
     head: tuple[int, int] | None = None
     """Room before the tensors, where the consumer writes the header of their file."""
     end: int = 0
@@ -81,8 +81,6 @@ class Captures:
         self._num_bytes = num_bytes
         self._flush = flush
         self._is_over = is_over
-        self._ring: Ring | None = None
-        self._producer: Producer | None = None
         self._drain: LocalDrain | None = None
         self._open: _Batch | None = None
         self._closed: deque[_Batch] = deque()
@@ -96,7 +94,7 @@ class Captures:
         if source.layout is not torch.strided:
             source = source.to_dense()
         dtype = dtype_name(source.dtype)
-        if not can_keep(dtype):
+        if dtype not in DTYPE_NAMES:
             raise TypeError(f"a file of tensors has no name for {dtype}")
         self._begin(piece.step, piece.phase)
         size = source.numel() * source.element_size()
@@ -119,10 +117,15 @@ class Captures:
         # waiting for room may have sent the batch
         batch = self._open = self._open or _Batch(piece.step, piece.phase)
         try:
-            self._keep(batch, source, entry)
+            if source.is_cpu:
+                self._copy(source, position)
+            else:
+                landing = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+                batch.landing.append((landing.copy_(source, non_blocking=True), position))
         except BaseException:
-            self._the_producer().take_back(position)
+            self._producer.take_back(position)
             raise
+        batch.tensors.append(entry)
         return True
 
     @property
@@ -136,17 +139,21 @@ class Captures:
             self._send(self._closed.popleft())
 
     def finish_step(self) -> None:
-        """Send the tensors of the step."""
+        """Send the tensors of the step, and report how many of them were dropped."""
         batch, self._open = self._open, None
-        if batch is None:
-            return
-        entries = [*batch.tensors, *(entry for _, entry in batch.landing)]
-        if not entries:
+        if batch is not None:
+            self._close(batch)
+        dropped, self._num_dropped = self._num_dropped, 0
+        if dropped:
+            self._emit({"type": "dropped", "at": now(), "what": "captures", "count": dropped})
+
+    def _close(self, batch: _Batch) -> None:
+        if not batch.tensors:
             if batch.head is not None:
-                self._the_producer().take_back(batch.head[0])
+                self._producer.take_back(batch.head[0])
             return
-        self._head_bytes = _head_bytes(entries)
-        batch.end = self._the_producer().head
+        self._head_bytes = _head_bytes(batch.tensors)
+        batch.end = self._producer.head
         if not batch.landing and not self._closed:
             self._send(batch)
             return
@@ -157,12 +164,12 @@ class Captures:
 
     def settle(self) -> None:
         """Send everything, tensors of a device when they have arrived."""
-        self._send_all()
-
-    def take_dropped(self) -> int:
-        """Return how many tensors were dropped since the last call."""
-        dropped, self._num_dropped = self._num_dropped, 0
-        return dropped
+        self.finish_step()
+        while self._closed:
+            batch = self._closed.popleft()
+            if batch.landed is not None:
+                batch.landed.synchronize()
+            self._send(batch)
 
     def take_waited_s(self) -> float:
         """Return how long training has waited for room since the last call."""
@@ -171,7 +178,7 @@ class Captures:
 
     def close(self) -> None:
         """Send everything, and wait until this process has stored what it stores itself."""
-        self._send_all()
+        self.settle()
         if self._drain is not None:
             self._drain.close()
             self._drain = None
@@ -182,66 +189,49 @@ class Captures:
             if (self._open.step, self._open.phase) == (step, phase):
                 return
             self.finish_step()
-        producer = self._the_producer()
+        if self._name is None and self._drain is None:
+            self._drain = LocalDrain(self._producer.ring, self._out_dir, self._emit)
         batch = self._open = _Batch(step, phase)
-        if self._ring is not None and self._head_bytes * _HEAD_SHARE <= self._ring.num_bytes:
-            position = producer.reserve(self._head_bytes, PAGE_BYTES)
+        if self._head_bytes * _HEAD_SHARE <= self._producer.ring.num_bytes:
+            position = self._producer.reserve(self._head_bytes, PAGE_BYTES)
             batch.head = None if position is None else (position, self._head_bytes)
 
-    def _the_producer(self) -> Producer:
-        if self._producer is None:
-            if self._name is None:
-                self._ring = Ring.private(self._num_bytes or default_num_bytes())
-            else:
-                self._ring = Ring.open(self._name)
-            self._producer = Producer(self._ring)
-        if self._name is None and self._drain is None and self._ring is not None:
-            self._drain = LocalDrain(self._ring, self._out_dir, self._emit)
-        return self._producer
+    @cached_property
+    def _producer(self) -> Producer:
+        if self._name is not None:
+            return Producer(Ring.open(self._name))
+        return Producer(Ring.private(self._num_bytes or default_num_bytes()))
 
     def _room(self, size: int, align: int, *, lossless: bool) -> int | None:
-        producer = self._the_producer()
+        producer = self._producer
         position = producer.reserve(size, align)
         if position is not None or not lossless:
             return position
-        if self._ring is None or size > self._ring.num_bytes:
+        if size > producer.ring.num_bytes:
             return None  # it never will
         began = time.monotonic()
-        self._send_all()  # otherwise no room can become free
+        self.settle()  # otherwise no room can become free
         self._flush()
         pause = _SHORT_S
-        while (position := producer.reserve(size, align)) is None and not self._nobody_comes:
+        while (position := producer.reserve(size, align)) is None and not self._is_over():
+            if self._drain is not None and not self._drain.is_alive:
+                break
             time.sleep(pause)
             pause = min(_LONG_S, 2 * pause)
         self._waited_s += time.monotonic() - began
         return position
 
-    @property
-    def _nobody_comes(self) -> bool:
-        return self._is_over() or (self._drain is not None and not self._drain.is_alive)
-
-    def _keep(self, batch: _Batch, source: Tensor, entry: dict[str, Any]) -> None:
-        if source.device.type == "cpu":
-            self._copy(source, entry)
-            batch.tensors.append(entry)
-            return
-        landing = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        landing.copy_(source, non_blocking=True)
-        batch.landing.append((landing, entry))
-
-    def _copy(self, source: Tensor, entry: dict[str, Any]) -> None:
+    def _copy(self, source: Tensor, position: int) -> None:
         """Copy the tensor with torch, which takes strided sources."""
-        count = source.numel()
-        if not count or self._ring is None:
-            return
-        offset = self._ring.place(entry["position"])
-        flat = torch.frombuffer(self._ring.memory, dtype=source.dtype, count=count, offset=offset)
-        flat.view(source.shape).copy_(source)
+        count, ring = source.numel(), self._producer.ring
+        if count:
+            offset = ring.place(position)
+            flat = torch.frombuffer(ring.memory, dtype=source.dtype, count=count, offset=offset)
+            flat.view(source.shape).copy_(source)
 
     def _send(self, batch: _Batch) -> None:
-        for landed, entry in batch.landing:
-            self._copy(landed, entry)
-            batch.tensors.append(entry)
+        for landed, position in batch.landing:
+            self._copy(landed, position)
         record = {
             "type": "captures",
             "at": now(),
@@ -255,14 +245,6 @@ class Captures:
             self._drain.put(record)
         else:
             self._emit(record)
-
-    def _send_all(self) -> None:
-        self.finish_step()
-        while self._closed:
-            batch = self._closed.popleft()
-            if batch.landed is not None:
-                batch.landed.synchronize()
-            self._send(batch)
 
 
 def _head_bytes(entries: list[dict[str, Any]]) -> int:

@@ -6,26 +6,21 @@ write itself, at the expense of training. Others are written as usual.
 """
 
 import errno
-import json
+import math
 import os
 import queue
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.core.safetensors_header import header
 from engine.core.spool import Emit
-from engine.core.tensor_dtypes import DTYPE_NAMES
 from engine.probes.tensors.ring import Ring
 
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
-
-
-def can_keep(dtype: str) -> bool:
-    """Return whether safetensors has a name for a type."""
-    return dtype in DTYPE_NAMES
 
 
 def file_names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -51,14 +46,17 @@ def write_file(path: Path, record: Mapping[str, Any], ring: Ring) -> None:
     tensors: list[Mapping[str, Any]] = record["tensors"]
     about = {"step": str(record["step"]), "phase": record["phase"]}
     views = [ring.read(tensor["position"], tensor["size_bytes"]) for tensor in tensors]
-    head = header(tensors, range(len(tensors)), about)
-    whole = _in_one_piece(record, head, ring)
+    entries = [
+        (name, item["dtype"], item["shape"], item["size_bytes"])
+        for name, item in zip(file_names(tensors), tensors, strict=True)
+    ]
+    whole = _in_one_piece(record, header(entries, about), ring)
     if whole is not None and _write_directly(path, *whole):
         return
     # wide elements first, so that every tensor is aligned in the file
     order = sorted(range(len(tensors)), key=lambda number: -_width(tensors[number]))
     with open(path, "wb", opener=_open_private) as file:
-        file.write(header(tensors, order, about))
+        file.write(header([entries[number] for number in order], about))
         file.writelines(views[number] for number in order)
 
 
@@ -111,30 +109,8 @@ def _in_one_piece(
     return ring.read(position, in_blocks), size
 
 
-def header(
-    tensors: Sequence[Mapping[str, Any]], order: Iterable[int], about: Mapping[str, str]
-) -> bytes:
-    """Return the start of a safetensors file whose tensors are stored in the given order."""
-    names = file_names(tensors)
-    entries: dict[str, Any] = {"__metadata__": about}
-    end = 0
-    for number in order:
-        tensor = tensors[number]
-        begin, end = end, end + tensor["size_bytes"]
-        entries[names[number]] = {
-            "dtype": DTYPE_NAMES[tensor["dtype"]],
-            "shape": tensor["shape"],
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
 def _width(tensor: Mapping[str, Any]) -> int:
-    num = 1
-    for length in tensor["shape"]:
-        num *= length
+    num = math.prod(tensor["shape"])
     return int(tensor["size_bytes"]) // num if num else 0
 
 

@@ -27,7 +27,8 @@ class Ring:
     def __init__(
         self, memory: mmap.mmap, *, name: str | None = None, handle: int | None = None
     ) -> None:
-        self._memory = memory
+        self.memory = memory
+        """The whole mapping; tensors start after its first ``HEADER_BYTES``."""
         self._handle = handle
         self._position = ctypes.c_uint64.from_buffer(memory, 0)
         self.num_bytes = len(memory) - HEADER_BYTES
@@ -74,11 +75,6 @@ class Ring:
             os.close(handle)
 
     @property
-    def memory(self) -> mmap.mmap:
-        """The whole mapping; tensors start after its first ``HEADER_BYTES``."""
-        return self._memory
-
-    @property
     def released(self) -> int:
         """The position up to which the consumer is done."""
         return self._position.value
@@ -104,7 +100,7 @@ class Ring:
         if not self.has(position, size):
             raise ValueError(f"{size} bytes at {position} are not in the ring")
         begin = self.place(position)
-        return memoryview(self._memory)[begin : begin + size]
+        return memoryview(self.memory)[begin : begin + size]
 
     def close(self) -> None:
         """Release the mapping; the memory is freed with its last user.
@@ -118,22 +114,22 @@ class Ring:
             self._handle = None
         self._position = ctypes.c_uint64(self._position.value)  # a view would keep it open
         with contextlib.suppress(BufferError):
-            self._memory.close()
+            self.memory.close()
 
 
 class Producer:
     """Hands out room in a ring, in order."""
 
     def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+        self.ring = ring
         self._tail = ring.released
         self.head = self._tail
         """The position after everything that was handed out."""
 
     def reserve(self, size: int, align: int = 1) -> int | None:
         """Return the position of ``size`` free bytes; None if there is no room now."""
-        num_bytes = self._ring.num_bytes
-        self._tail = max(self._tail, self._ring.released)
+        num_bytes = self.ring.num_bytes
+        self._tail = max(self._tail, self.ring.released)
         if size > num_bytes:
             return None
         if self._tail == self.head:  # nothing is waiting: start over, where the pages are warm

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engine.core.tensor_names import root
+from engine.losses.losses import Losses
 from engine.network.network import Network
 from engine.probes.watched.probe import ActiveProbe, ActiveProbes
-from engine.probes.watched.sample_losses import LOSS_NAMES
-from engine.probes.watched.select import Scope, may_match
+from engine.probes.watched.select import LOSS, LOSS_ROWS, LOSS_SAMPLES, Scope, may_match
 
+_LOSSES = (LOSS, LOSS_SAMPLES, LOSS_ROWS)
 Seen = tuple[str, Tensor, ActiveProbes]
 """A tensor by its name, and the probes that watch it."""
 
@@ -62,13 +65,13 @@ class HookSites:
     def __init__(self, network: Network, due: Sequence[ActiveProbe]) -> None:
         self._network = network
         self._due = due
-        self.spots = _find_spots(network, due)
+        self.sites = _find_sites(network, due)
         self.order = {name: number for number, name in enumerate(network.layers)}
         """The index of each layer in the network."""
-        self.loss = {name: wanting(due, "output", name, "loss") for name in LOSS_NAMES}
+        self.loss = {name: wanting(due, "output", name, "loss") for name in _LOSSES}
         """The probes that watch the loss, by its names."""
         kinds = {kind for watch in due for kind in watch.probe.kinds}
-        self.goes_on = bool({"update", "optim_state"} & kinds)
+        self.watches_update = bool({"update", "optim_state"} & kinds)
         """Whether a probe watches the update."""
         self.sees_clipped = any(
             watch.point == "clipped" and "param_grad" in watch.probe.kinds for watch in due
@@ -101,18 +104,31 @@ def wanting(
     return ActiveProbes(watch for watch in due if watch.wants(kind, name, scope=scope))
 
 
-def _find_spots(network: Network, due: Sequence[ActiveProbe]) -> list[HookedModule]:
+def _find_sites(network: Network, due: Sequence[ActiveProbe]) -> list[HookedModule]:
     """Return the modules to hook for some probes; each module once."""
-    spots: dict[int, HookedModule] = {}
+    sites: dict[int, HookedModule] = {}
     for name, module in network.layers.items():
-        spots.setdefault(id(module), HookedModule(module, [])).layers.append(name)
-    for spot in spots.values():
-        for path, module in spot.module.named_modules():
-            names = [f"{name}.{path}" if path else name for name in spot.layers]
+        sites.setdefault(id(module), HookedModule(module, [])).layers.append(name)
+    for site in sites.values():
+        for path, module in site.module.named_modules():
+            names = [f"{name}.{path}" if path else name for name in site.layers]
             scope: Scope = "inner" if path else "layer"
             may = [w for w in due if any(may_match(w.probe, name, scope) for name in names)]
             inputs = [watch for watch in may if "input" in watch.probe.kinds]
             outputs = [watch for watch in may if {"output", "output_grad"} & {*watch.probe.kinds}]
             if inputs or outputs:
-                spot.points.append(HookPoint(module, path, inputs, outputs))
-    return [spot for spot in spots.values() if spot.points]
+                site.points.append(HookPoint(module, path, inputs, outputs))
+    return [site for site in sites.values() if site.points]
+
+
+@torch.no_grad()
+def sample_losses(loss_fn: Losses, inputs: Sequence[Any]) -> Tensor:
+    """Return each row's loss; if a row has several values, their mean.
+
+    Raises:
+        ValueError: a loss has no value per row, or not for the same rows.
+    """
+    each = [term.of_rows(given) for term, given in loss_fn.split(inputs)]
+    if len({item.shape for item in each}) > 1:
+        raise ValueError("the losses are of different numbers of rows")
+    return loss_fn.weighted(each)

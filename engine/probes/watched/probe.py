@@ -1,8 +1,10 @@
 """One active probe: what it watches, on which steps, and how often it has failed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from engine.probes.watched.select import Scope, is_due, means
+from engine.core.snapshot import State
+from engine.probes.watched.select import Scope, means
 from glasshouse.spec import Probe
 
 NEVER = 2**62
@@ -23,6 +25,7 @@ class ActiveProbe:
         self.counts = frozenset(probe.want) & {"histogram", "quantiles"}
         """What it wants of the histogram."""
         self.point = probe.point
+        self._at = frozenset(probe.at or ())
         self._known: dict[tuple[str, str, bool], bool] = {}
 
     @property
@@ -31,12 +34,14 @@ class ActiveProbe:
         return None if self.probe.at is not None else (self.probe.every or 1) * self.factor
 
     @property
-    def max_overhead(self) -> float | None:
+    def budget(self) -> float | None:
         """The fraction of step time above which the interval widens; None: never.
 
-        A lossless probe has none: the time it waits for room was asked for.
+        A probe with listed steps has none, and neither has a lossless one: the time it waits for
+        room was asked for.
         """
-        return None if self.probe.lossless else self.probe.max_overhead
+        is_fixed = self.probe.lossless or self.probe.at is not None
+        return None if is_fixed else self.probe.max_overhead
 
     def wants(
         self,
@@ -64,12 +69,12 @@ class ActiveProbe:
         known = self._known
         return known.get((kind, name, True), False) or known.get((kind, name, False), False)
 
-    def is_due(self, step: int) -> bool:
-        """Return whether it is due at this step."""
+    def is_due(self, step: int, count: int | None = None) -> bool:
+        """Return whether it is due at a step; ``count``: what its interval counts, if not steps."""
         every = self.every
         if every is None:
-            return is_due(self.probe, step)
-        return step % every == 0 and self.is_open(step)
+            return step in self._at and self.is_open(step)
+        return (step if count is None else count) % every == 0 and self.is_open(step)
 
     def is_open(self, step: int) -> bool:
         """Return whether a step is between its ``start`` and ``stop``."""
@@ -85,6 +90,25 @@ class ActiveProbe:
             return NEVER
         every = self.every or 1
         return max((step // every + 1) * every, probe.start)
+
+    def state(self) -> State:
+        """Return what a checkpoint keeps.
+
+        Widened intervals stay wide: a resumed job watches the steps that it would have watched
+        without the interruption. The cost of watching is measured again.
+        """
+        asked = self.probe.model_dump(mode="json")
+        return {"probe": asked, "factor": self.factor, "failures": self.num_failures}
+
+    def restore(self, state: Mapping[str, Any], sent: dict[int, set[tuple[str, str]]]) -> bool:
+        """Restore the state; return False for that of a probe that has been changed since.
+
+        ``sent``: by step, the names and kinds of the rows that were sent; all recorders share it.
+        """
+        if state["probe"] != self.probe.model_dump(mode="json"):
+            return False
+        self.factor, self.num_failures = int(state["factor"]), int(state["failures"])
+        return True
 
 
 class ActiveProbes(list[ActiveProbe]):

@@ -33,7 +33,10 @@ class RequestedProbes:
             ValueError: the document is not such a list.
         """
         try:
-            found = {entry["id"]: _probe(entry["probe"]) for entry in document["probes"]}
+            found = {
+                entry["id"]: Probe.model_validate_json(json.dumps(entry["probe"]))
+                for entry in document["probes"]
+            }
             new = frozenset(entry["id"] for entry in document["probes"] if entry.get("new"))
             off = frozenset(entry["id"] for entry in document["probes"] if entry.get("failed"))
             since = {entry["id"]: int(entry.get("revision", 0)) for entry in document["probes"]}
@@ -43,31 +46,23 @@ class RequestedProbes:
 
     def same_as(self, before: "RequestedProbes") -> frozenset[str]:
         """Return the ids that an earlier list has unchanged."""
-        return frozenset(name for name in self.probes if self._is_same(name, before))
-
-    def _is_same(self, name: str, before: "RequestedProbes") -> bool:
-        return before.probes.get(name) == self.probes[name] and before.since.get(
-            name, 0
-        ) == self.since.get(name, 0)
+        return frozenset(
+            name
+            for name, probe in self.probes.items()
+            if before.probes.get(name) == probe
+            and before.since.get(name, 0) == self.since.get(name, 0)
+        )
 
     def changes_since(self, before: "RequestedProbes | None") -> list[dict[str, str]]:
         """Return what this list attaches, changes and removes."""
         if before is None:
-            return [_change(name, "attached") for name in self.probes if name in self.new]
-        told: list[dict[str, str]] = []
-        for name in self.probes:
-            if name not in before.probes:
-                told.append(_change(name, "attached"))
-            elif not self._is_same(name, before):
-                told.append(_change(name, "changed"))
-        return told + [
-            _change(name, "removed") for name in before.probes if name not in self.probes
-        ]
-
-
-def _probe(document: Any) -> Probe:
-    return Probe.model_validate_json(json.dumps(document))
-
-
-def _change(name: str, action: str) -> dict[str, str]:
-    return {"probe": name, "action": action}
+            changes = {name: "attached" for name in self.probes if name in self.new}
+        else:
+            same = self.same_as(before)
+            changes = {
+                name: "changed" if name in before.probes else "attached"
+                for name in self.probes
+                if name not in same
+            }
+            changes |= {name: "removed" for name in before.probes if name not in self.probes}
+        return [{"probe": name, "action": action} for name, action in changes.items()]

@@ -3,9 +3,11 @@
 Works on names and kinds; knows nothing of hooks or tensors' values.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Literal
 
 from engine.core.problems import Findings
@@ -17,6 +19,7 @@ Scope = Literal["layer", "inner", "parameter", "loss"]
 LOSS = "loss"
 LOSS_SAMPLES = "loss.samples"
 LOSS_ROWS = "loss.rows"
+_OF_EVALUATIONS = ("output", "input", "param")
 
 
 Layout = tuple[tuple[int, ...], int]
@@ -47,19 +50,14 @@ def means(
     A layer's own name means its first leaf, and everything of all its parameters. Tensors inside a
     layer are matched only by globs with a dot, and the loss only by its name.
     """
-    if scope == "parameter":
-        return any(fnmatchcase(prefix, glob) for prefix in _prefixes(name))
+    if scope == "parameter":  # conv1.weight and its optimizer state belong to conv1
+        prefixes = accumulate(name.split("."), "{}.{}".format)
+        return any(fnmatchcase(prefix, glob) for prefix in prefixes)
     if scope == "inner" and "." not in glob:
         return False
     if scope == "loss":
         return glob.startswith(LOSS) and fnmatchcase(name, glob)
     return fnmatchcase(name, glob) or (is_first and fnmatchcase(owner, glob))
-
-
-def _prefixes(name: str) -> list[str]:
-    """Return a name's prefixes: ``conv1.weight`` and its optimizer state belong to ``conv1``."""
-    parts = name.split(".")
-    return [".".join(parts[:number]) for number in range(1, len(parts) + 1)]
 
 
 def may_match(probe: Probe, module: str, scope: Scope = "layer") -> bool:
@@ -69,42 +67,12 @@ def may_match(probe: Probe, module: str, scope: Scope = "layer") -> bool:
             continue
         if fnmatchcase(module, glob):
             return True
-        literal = _literal(glob)
+        literal = re.split(r"[*?[]", glob, maxsplit=1)[0]
         # After the module's own name comes a dot, or a colon before the number of a call.
-        if (literal != glob or "." in glob) and _begins_alike(literal, module):
+        begins = module.startswith(literal) or literal.startswith((f"{module}.", f"{module}:"))
+        if begins and (literal != glob or "." in glob):
             return True
     return False
-
-
-def _literal(glob: str) -> str:
-    """Return the part of a glob before its first wildcard."""
-    first = min((glob.find(sign) for sign in "*?[" if sign in glob), default=len(glob))
-    return glob[:first]
-
-
-def _begins_alike(literal: str, module: str) -> bool:
-    if len(literal) <= len(module):
-        return module.startswith(literal)
-    return literal.startswith((f"{module}.", f"{module}:"))
-
-
-def is_due(probe: Probe, step: int) -> bool:
-    """Return whether a probe is due at a step."""
-    if step < probe.start or (probe.stop is not None and step >= probe.stop):
-        return False
-    if probe.at is not None:
-        return step in _steps(probe)
-    return probe.every is not None and step % probe.every == 0
-
-
-_at_steps: dict[tuple[int, ...], frozenset[int]] = {}
-
-
-def _steps(probe: Probe) -> frozenset[int]:
-    at = probe.at or ()
-    if at not in _at_steps:
-        _at_steps[at] = frozenset(at)
-    return _at_steps[at]
 
 
 @dataclass(frozen=True)
@@ -210,6 +178,27 @@ def check_loss_name(spec: TrainJob, findings: Findings) -> None:
             detail = "probes of 'loss' see this layer; the job's loss is watched by that name only"
             detail += " where no layer and no data field has it"
             findings.warn(f"/network/layers/{position}/name", detail, "loss_name")
+
+
+def check_phase(job: TrainJob, number: int, findings: Findings) -> None:
+    """Add findings for what a probe of evaluations asks for and cannot have."""
+    probe = job.probes[number]
+    if probe.phase != "evaluate":
+        return
+    pointer = f"/probes/{number}"
+    if job.evaluate is None or job.data.validation is None:
+        detail = "the job has no evaluations to look at: give it evaluate and data.validation"
+        findings.problem(f"{pointer}/phase", detail, "no_evaluations")
+    names = [layer.name for layer in job.network.layers]
+    for position, glob in enumerate(probe.layers):
+        if glob.startswith(LOSS) and not any(fnmatchcase(name, glob) for name in names):
+            detail = "the loss of an evaluation is over all its batches: it is the metric"
+            findings.problem(f"{pointer}/layers/{position}", f"{detail} validation/loss", "no_kind")
+    for position, kind in enumerate(probe.kinds):
+        if kind not in _OF_EVALUATIONS:
+            detail = f"an evaluation computes no gradient and no update, so it has no {kind};"
+            detail += f" it has: {', '.join(_OF_EVALUATIONS)}"
+            findings.problem(f"{pointer}/kinds/{position}", detail, "no_kind")
 
 
 def _check_kind(

@@ -3,15 +3,14 @@
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from engine.core.problems import Findings
 from engine.losses.losses import Losses, without_lengths
 from engine.network.call_traces import GradientReach, SeenTensor
-from engine.network.shapes import Trace, TracedLayer, tiny
+from engine.network.shapes import Trace, tiny
 from engine.optim.optimizers import States
-from engine.probes.watched.sample_losses import sample_losses
+from engine.probes.watched.hook_sites import sample_losses
 from engine.probes.watched.select import (
     LOSS,
     LOSS_ROWS,
@@ -37,14 +36,13 @@ def everything(
 ) -> Watchable:
     """Return what the probes of a job can watch."""
     reach = GradientReach(loss)
-    layers, inner = _by_scope(traced, "outputs")
-    outputs = {**layers, **inner}
-    graded = {name: _thing(seen, lacks=reach.lacks(seen)) for name, seen in outputs.items()}
-    took, took_inside = _by_scope(traced, "inputs")
+    outputs, inputs = _seen(traced, "outputs"), _seen(traced, "inputs")
     things = {
         "output": {name: _thing(seen) for name, seen in outputs.items()} | _of_loss(spec, traced),
-        "input": {name: _thing(seen) for name, seen in {**took, **took_inside}.items()},
-        "output_grad": graded,
+        "input": {name: _thing(seen) for name, seen in inputs.items()},
+        "output_grad": {
+            name: _thing(seen, lacks=reach.lacks(seen)) for name, seen in outputs.items()
+        },
         **_of_parameters(network, reach, states),
     }
     without = (
@@ -73,15 +71,13 @@ def layout_of(item: Tensor) -> Layout:
     return tuple(item.shape), item.element_size()
 
 
-def _by_scope(traced: Trace, side: str) -> tuple[dict[str, SeenTensor], dict[str, SeenTensor]]:
-    """Return the inputs or outputs of layers, and those of the modules inside them."""
-    layers: dict[str, SeenTensor] = {}
-    inner: dict[str, SeenTensor] = {}
-    for layer in traced.layers:
-        found: dict[str, SeenTensor] = getattr(layer.record, side)
-        for name, seen in found.items():
-            (inner if seen.path else layers)[name] = seen
-    return layers, inner
+def _seen(traced: Trace, side: str) -> dict[str, SeenTensor]:
+    """Return the inputs or outputs: those of layers, then those of the modules inside them."""
+    of_layers: list[dict[str, SeenTensor]] = [
+        getattr(layer.record, side) for layer in traced.layers
+    ]
+    found = [item for of_layer in of_layers for item in of_layer.items()]
+    return dict(sorted(found, key=lambda item: bool(item[1].path)))
 
 
 def _thing(seen: SeenTensor, *, lacks: str = "") -> NamedTensor:
@@ -164,21 +160,14 @@ def _silent(traced: Trace) -> dict[str, str]:
 
 
 def _closed(traced: Trace) -> dict[str, str]:
-    return {layer.layer.name: _how_to_open(layer) for layer in traced.layers if _is_fused(layer)}
-
-
-def _is_fused(layer: TracedLayer) -> bool:
-    return isinstance(layer.module, torch.nn.RNNBase)
-
-
-def _how_to_open(layer: TracedLayer) -> str:
-    name, cell = layer.layer.name, f"{layer.layer.type}Cell"
-    leaves = ", ".join(layer.outputs)
-    return (
-        f"{name!r} is one fused {layer.layer.type}, whose inner steps are no tensors of their own. "
-        f"Watch what it puts out ({leaves}: all steps, then the last states), or write one {cell} "
-        "per step, each shared_with the first"
-    )
-
-
-__all__ = ["everything"]
+    """Return how to open each layer that is one fused operation."""
+    found: dict[str, str] = {}
+    for item in traced.layers:
+        if isinstance(item.module, nn.RNNBase):
+            name, cell, leaves = item.layer.name, item.layer.type, ", ".join(item.outputs)
+            found[name] = (
+                f"{name!r} is one fused {cell}, whose inner steps are no tensors of their own. "
+                f"Watch what it puts out ({leaves}: all steps, then the last states), or write one "
+                f"{cell}Cell per step, each shared_with the first"
+            )
+    return found

@@ -160,7 +160,7 @@ def test_files_are_as_the_library_writes_them(tmp_path):
         "none": torch.empty(0, 4),
         "double": torch.tensor([float("nan"), 1e300], dtype=torch.float64),
     }
-    checkpoint.write_tensors(tmp_path / "ours.safetensors", tensors)
+    checkpoint.write_file(tmp_path / "ours.safetensors", checkpoint.pieces_of(tensors))
     save_file(tensors, tmp_path / "theirs.safetensors")
     ours = load_file(tmp_path / "ours.safetensors")
     theirs = load_file(tmp_path / "theirs.safetensors")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.training.early_stopping import EarlyStop
+from engine.training.schedule import EarlyStop
 from glasshouse.spec import Early
 from tests.unit.engine.runs import errors, losses, of_type, run, spec
 from tests.unit.engine.test_commands import train

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.core.spool import read_frames
 from engine.network.layers import LayerFailed
-from engine.training import out_of_memory
+from engine.training import memory
 from engine.training.failures import StepFailed, classify
 from tests.unit.engine.runs import planned, spec, write_job
 
@@ -117,7 +117,7 @@ def test_every_exception_has_a_code_and_a_message(text: str, cls: type[Exception
 
 @given(st.integers(0, 2**50))
 def test_a_size_as_people_read_it_is_near_the_truth(num_bytes: int):
-    number, unit = out_of_memory.size(num_bytes).split()
+    number, unit = memory.size(num_bytes).split()
     factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert abs(float(number) * factor - num_bytes) <= 0.051 * factor + (unit == "bytes")
 

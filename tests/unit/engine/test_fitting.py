@@ -262,7 +262,7 @@ def test_a_long_sample_is_reported_while_it_lasts(monkeypatch, tmp_path):
     """A worker takes a rank that says nothing for one that stands still."""
     told: list[dict[str, Any]] = []
     flushed: list[int] = []
-    monkeypatch.setattr(training_rows, "_TELL_S", 0.0)
+    monkeypatch.setattr(training_rows, "_REPORT_S", 0.0)
     out = Outputs(tmp_path, told.append, flush=lambda: flushed.append(len(told)))
     progress = training_rows.Progress(7, rank.Lifeline(None, tmp_path), out)
     for _ in range(3):

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from engine.native.compiling import FLAGS, ISAS, LIBRARY, SOURCE, find_compiler, source_mark
 from engine.probes import hooks
 from engine.probes.statistics import native_kernel, plain_torch
-from engine.probes.statistics.histograms import TensorHistogram, landed, on_device, told
 from engine.probes.statistics.native_kernel import TYPES, Kernel
 from engine.probes.statistics.summarize import summarize
+from engine.probes.step_records import TensorHistogram, histogram_keys, landed, numbers_of
 from glasshouse.histogram_bins import bins_of, quantiles
 from tests.conftest import absent
 from tests.unit.engine import test_kernel
@@ -34,7 +34,7 @@ def by_numpy(x: torch.Tensor) -> tuple[list[int], list[int]]:
 
 
 def all_ways(native: Kernel, x: torch.Tensor) -> list:
-    ways = [native.count([x], isa=isa)[1][0] for isa in range(len(ISAS))]
+    ways = [native.count(x, isa=isa)[1] for isa in range(len(ISAS))]
     return [*ways, plain_torch.counts(x), plain_torch.sparse(plain_torch.counts_on_device(x))]
 
 
@@ -42,7 +42,7 @@ def all_ways(native: Kernel, x: torch.Tensor) -> list:
 @settings(max_examples=300, deadline=None)
 def test_every_way_counts_what_numpy_counts(native, x):
     assert all_ways(native, x) == [by_numpy(x)] * 5
-    assert str(native.count([x])[0]) == str(native([x]))
+    assert str([native.count(x)[0]]) == str(native.many([x]))
 
 
 @pytest.mark.parametrize("name", _tensors())
@@ -57,7 +57,7 @@ def test_awkward_tensors_are_counted_alike(native, name):
 def test_every_type_is_counted_through_float32(native, dtype):
     x = (torch.arange(-3000, 3001, dtype=torch.float64) / 7).to(dtype)
     assert all_ways(native, x) == [by_numpy(x)] * 5
-    assert sum(native.count([x])[1][0][1]) == len(x)
+    assert sum(native.count(x)[1][1]) == len(x)
 
 
 def test_what_is_beyond_float32_is_in_the_last_bin_and_both_zeros_in_the_first(native):
@@ -75,15 +75,15 @@ def test_every_value_of_sixteen_bits_is_in_its_bin(native, dtype):
 
 def test_tensors_of_one_call_do_not_mix(native):
     batch = [x for x in _tensors().values() if native_kernel.takes(x)] * 3 + [torch.randn(LARGE)]
-    figures, histograms = native.count(batch)
-    assert histograms == [by_numpy(x) for x in batch]
-    assert str(figures) == str(native(batch))
-    assert native.count([]) == ([], [])
+    found = [native.count(x) for x in batch]
+    assert [histogram for _, histogram in found] == [by_numpy(x) for x in batch]
+    assert str([figures for figures, _ in found]) == str(native.many(batch))
+    assert native.many([]) == []
 
 
 def test_one_value_many_times_is_counted_whole(native):
-    assert native.count([torch.zeros(LARGE)])[1] == [([0], [LARGE])]
-    assert native.count([torch.full((LARGE,), -1.5)])[1] == [([2048 + 127 * 8 + 4], [LARGE])]
+    assert native.count(torch.zeros(LARGE))[1] == ([0], [LARGE])
+    assert native.count(torch.full((LARGE,), -1.5))[1] == ([2048 + 127 * 8 + 4], [LARGE])
 
 
 @pytest.mark.long
@@ -97,7 +97,8 @@ def test_more_values_than_a_table_may_hold_are_counted(tmp_path):
     batch = [torch.randn(40_000), torch.randn(100), torch.zeros(0), torch.randn(LARGE)] * 2
     made = Kernel(library)
     for threads in (1, 2):
-        assert made.count(batch, threads=threads)[1] == [by_numpy(x) for x in batch]
+        for x in batch:
+            assert made.count(x, threads=threads)[1] == by_numpy(x)
 
 
 def test_what_the_kernel_cannot_read_is_counted_too():
@@ -129,9 +130,9 @@ def test_what_is_read_back_from_a_device_reports_the_same_as_what_was_here():
         )
         for item, x in zip(here, inputs, strict=True)
     ]
-    numbers = torch.cat(on_device(there))
-    assert str(told([*landed(there, numbers)])) == str(told(here))
-    assert on_device(here) == []
+    numbers = torch.cat(numbers_of(there))
+    assert str(histogram_keys([*landed(there, numbers)])) == str(histogram_keys(here))
+    assert numbers_of(here) == []
     assert [*landed(here, torch.empty(0))] == here
 
 
@@ -161,10 +162,10 @@ def test_only_what_is_wanted_is_reported():
         TensorHistogram("a", "output", figures, counts, frozenset({"histogram"})),
         TensorHistogram("b", "output", figures, counts, frozenset({"quantiles"})),
     ]
-    keys = told(counted)
+    keys = histogram_keys(counted)
     assert keys["histograms"] == [["a", "output", *counts]]
     assert keys["quantiles"] == [["b", "output", *quantiles(*counts, low=1.0, high=8.0)]]
-    assert told([]) == {}
+    assert histogram_keys([]) == {}
 
 
 # --- threads ---------------------------------------------------------------------------------
@@ -175,20 +176,21 @@ def test_figures_do_not_depend_on_the_number_of_threads(native, dtype):
     if not native.shares_threads:
         pytest.skip("torch computes without an OpenMP runtime")
     batch = [(torch.randn(num) * 100).to(dtype) for num in (5, LARGE, 16384 * 4, 0, 16385 * 9)]
-    alone = native.count(batch, threads=1)
+    alone = [native.count(x, threads=1) for x in batch]
     for threads in (2, 3, 5, 1000):
-        assert str(native.count(batch, threads=threads)) == str(alone)
-        assert str(native(batch, threads=threads)) == str(alone[0])
+        assert str([native.count(x, threads=threads) for x in batch]) == str(alone)
+        figures = native.many(batch, threads=threads)
+        assert str(figures) == str([found for found, _ in alone])
 
 
 def test_python_threads_may_share_the_threads(native):
     inputs = [torch.randn(LARGE) + number for number in range(3)]
-    expected = [native.count([x], threads=1) for x in inputs]
+    expected = [native.count(x, threads=1) for x in inputs]
     wrong: list = []
 
     def work(number: int) -> None:
         for _ in range(30):
-            found = native.count([inputs[number]], threads=2)
+            found = native.count(inputs[number], threads=2)
             if found != expected[number]:
                 wrong.append(found)
 
@@ -207,12 +209,12 @@ import os, torch
 torch.set_num_threads(1)
 from engine.probes.statistics import native_kernel
 x = torch.ones(400_000)
-expected = native_kernel.LOADED.count([x])
+expected = native_kernel.LOADED.count(x)
 assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
 if (child := os.fork()) == 0:
     torch.set_num_threads(2)
     for _ in range(3):
-        assert native_kernel.LOADED.count([x]) == expected
+        assert native_kernel.LOADED.count(x) == expected
     os._exit(0 if len(os.listdir("/proc/self/task")) > 1 else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """

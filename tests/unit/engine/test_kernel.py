@@ -85,7 +85,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 def test_kernel_plain_path_and_numpy_agree(native, x):
     expected = by_numpy(x)
     for isa in range(len(ISAS)):
-        agree(native([x], isa=isa)[0], expected)
+        agree(native.many([x], isa=isa)[0], expected)
     agree(plain_torch.figures(x), expected)
     agree(plain_torch.figures_on_device(x).tolist(), expected)
 
@@ -95,7 +95,7 @@ def test_awkward_tensors_have_the_plain_paths_figures(native, name):
     x = _tensors()[name]
     before = x.clone()
     for isa in range(len(ISAS)):
-        agree(native([x], isa=isa)[0], plain_torch.figures(x))
+        agree(native.many([x], isa=isa)[0], plain_torch.figures(x))
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
@@ -105,7 +105,7 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(native, size):
     wanted = np.array([1.0, -0.5, 0.25, 0.0])
     parts = [wanted.mean(), wanted.std(), -0.5, 1.0, np.sqrt((wanted**2).sum()), 1.0]
     for isa in range(len(ISAS)):
-        found = native([x], isa=isa)[0]
+        found = native.many([x], isa=isa)[0]
         assert found[:6] == pytest.approx([part * size for part in parts], rel=1e-6, abs=0)
         assert found[6:] == [1 / 6, 1, 1]
     for found in (plain_torch.figures(x), plain_torch.figures_on_device(x).tolist()):
@@ -115,29 +115,29 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(native, size):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_value_of_sixteen_bits_is_read_right(native, dtype):
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    agree(native([x])[0], by_numpy(x))
+    agree(native.many([x])[0], by_numpy(x))
     for start in range(0, len(x), 4096):
-        agree(native([x[start : start + 4096]])[0], by_numpy(x[start : start + 4096]))
+        agree(native.many([x[start : start + 4096]])[0], by_numpy(x[start : start + 4096]))
 
 
 def test_a_deviation_that_the_mean_dwarfs_is_seen(native):
     generator = torch.Generator().manual_seed(0)
     x = 1e9 + 1e-3 * torch.randn(100_003, generator=generator, dtype=torch.float64)
-    agree(native([x])[0], by_numpy(x))
-    assert native([torch.full((5000,), 0.1)])[0][1] == 0.0
+    agree(native.many([x])[0], by_numpy(x))
+    assert native.many([torch.full((5000,), 0.1)])[0][1] == 0.0
 
 
 def test_blocks_of_nothing_but_nan_leave_the_others_figures(native):
     x = torch.randn(3 * 2048 + 5, generator=torch.Generator().manual_seed(0))
     x[2048:4096] = math.nan
-    agree(native([x])[0], by_numpy(x))
+    agree(native.many([x])[0], by_numpy(x))
 
 
 def test_a_batch_is_its_tensors_one_by_one(native):
     batch = [x for x in _tensors().values() if takes(x)] * 60
     assert len(batch) > 1000
-    assert str(native(batch)) == str([native([x])[0] for x in batch])
-    assert native([]) == []
+    assert str(native.many(batch)) == str([native.many([x])[0] for x in batch])
+    assert native.many([]) == []
 
 
 def test_parameters_that_cannot_be_read_together_are_read_one_by_one(tmp_path, monkeypatch):
@@ -182,12 +182,12 @@ def test_memory_in_any_order_is_read_where_it_lies():
 def test_threads_may_share_it(native):
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(50_000, generator=generator) + number for number in range(2)]
-    expected = [native([x])[0] for x in inputs]
+    expected = [native.many([x])[0] for x in inputs]
     wrong: list[list[float]] = []
 
     def work(number: int) -> None:
         for _ in range(200):
-            found = native([inputs[number]])[0]
+            found = native.many([inputs[number]])[0]
             if found != expected[number]:
                 wrong.append(found)
 
@@ -255,7 +255,7 @@ def test_a_wheel_holds_the_kernel_and_says_its_platform(tree, tmp_path):
     assert not wheel.name.endswith("-none-any.whl")
     zipfile.ZipFile(wheel).extract(f"engine/native/{LIBRARY}", tmp_path)
     made = Kernel(tmp_path / "engine" / "native" / LIBRARY)
-    assert made([torch.tensor([3.0, -4.0])])[0][4] == 5.0
+    assert made.many([torch.tensor([3.0, -4.0])])[0][4] == 5.0
     assert not (tree / "engine" / "native" / LIBRARY).exists()
 
 
@@ -265,7 +265,7 @@ def test_an_editable_install_has_the_kernel_beside_its_source(tree, tmp_path):
         absent("a C++ compiler")
     build(tree, tmp_path / "out", "wheel:editable")
     library = tree / "engine" / "native" / LIBRARY
-    assert Kernel(library)([torch.tensor([3.0, -4.0])])[0][4] == 5.0
+    assert Kernel(library).many([torch.tensor([3.0, -4.0])])[0][4] == 5.0
     library.unlink()
 
 

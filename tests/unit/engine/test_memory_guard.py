@@ -12,7 +12,7 @@ import torch
 
 from engine.core.spool import read_frames
 from engine.data.batches.rows import divided, sizes_of_parts
-from engine.training.memory_limit import cap_process
+from engine.training.memory import cap_process
 from glasshouse.errors import SpecFailed
 from tests.unit.engine.runs import CNN, errors, losses, of_type, planned, run, spec, write_job
 
@@ -148,7 +148,7 @@ def test_more_than_the_cap_is_out_of_memory_and_parts_need_less(parts, state, di
 
 
 def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.training.memory_limit._STATUS", tmp_path / "none")  # as on macOS
+    monkeypatch.setattr("engine.training.memory._STATUS", tmp_path / "none")  # as on macOS
     with pytest.raises(SpecFailed, match="cap_fraction"):
         cap_process(0.5)
 
@@ -157,7 +157,7 @@ def test_a_system_that_cannot_cap_memory_refuses_to(tmp_path, monkeypatch):
 def test_torch_reads_the_settings_of_its_allocator_as_they_were_given():
     ask = """
 import torch
-from engine.training.memory_limit import guard_memory
+from engine.training.memory import guard_memory
 from glasshouse.spec import MemoryGuard
 allocator = {"expandable_segments": True, "max_split_size_mb": 64}
 allocator["garbage_collection_threshold"] = 0.5

@@ -61,8 +61,8 @@ table = {"table": "*i64", "num": "i32", **sums}
 tile = {"TILE": k.TILE}
 for name, type in (("fp32", k.tl.float32), ("bf16", k.tl.bfloat16), ("u8", k.tl.uint8)):
     one = {"x": "*" + name, "size": "i32", **sums}
-    compile(k._sum_up_one, one, **tile)
-    compile(k._sum_up_and_count, one | {"counts": "*i32"}, BINS=4096, COPIES=32, **tile)
+    compile(k._sum_up_one, one | {"counts": "*fp64"}, BINS=0, COPIES=32, **tile)
+    compile(k._sum_up_one, one | {"counts": "*i32"}, BINS=4096, COPIES=32, **tile)
     compile(k._sum_up_many, table, TYPE=type, **tile)
 out = {"figures": "*fp64"}
 compile(k._merge_one, {**sums, "size": "i32", **out}, BLOCK=k.MERGED_AT_ONCE)

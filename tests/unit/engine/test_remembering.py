@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from engine.metrics.derived import FORMULAS
-from engine.probes import history
 from engine.probes.flight_recorder import FlightRecorder
 from engine.probes.hooks import StepWatcher
 from engine.probes.probe_set import made
@@ -23,9 +22,9 @@ def _probe(**changes: Any) -> Probe:
     return Probe.model_validate_json(json.dumps(whole))
 
 
-def _again(watches: list[ActiveProbe]) -> dict[str, Any]:
+def _again(watch: ActiveProbe) -> dict[str, Any]:
     """The state as it comes back from a file."""
-    return json.loads(json.dumps(history.state(watches, (), 3)))
+    return json.loads(json.dumps(watch.state()))
 
 
 def _record(step: int) -> dict[str, Any]:
@@ -35,14 +34,14 @@ def _record(step: int) -> dict[str, Any]:
 def test_a_widened_interval_stays_wide():
     before, after = made(0, _probe()), made(0, _probe())
     before.factor, before.num_failures = 8, 2
-    history.restore(_again([before]), [after])
+    after.restore(_again(before), {})
     assert (after.every, after.num_failures) == (16, 2)
 
 
 def test_a_probe_that_was_changed_since_begins_anew():
     before, after = made("prb_1", _probe()), made("prb_1", _probe(every=5))
     before.factor, before.num_failures = 8, 2
-    history.restore(_again([before]), [after])
+    after.restore(_again(before), {})
     assert (after.every, after.num_failures) == (5, 0)
 
 
@@ -87,14 +86,14 @@ def test_a_recorder_gives_the_steps_from_before_the_restart(layer: str):
     uninterrupted, before, after = recorder(), recorder(), recorder()
     steps(uninterrupted, 0, 30)
     steps(before, 0, 25)
-    history.restore(_again([before]), [after])
+    after.restore(_again(before), {})
     steps(after, 25, 30)
     expected = uninterrupted.take(_record(30), [bad], 1.0, set())
     assert len(expected) == 21
     assert repr(after.take(_record(30), [bad], 1.0, set())) == repr(expected)
     # it has spoken, and does not speak again before a finite step: nor after a restart
     later = recorder()
-    history.restore(_again([after]), [later])
+    later.restore(_again(after), {})
     assert later.take(_record(31), [bad], 1.0, set()) == []
 
 
@@ -105,7 +104,9 @@ def test_what_one_recorder_has_reported_another_does_not_report_again_after_a_re
     for one in before:
         assert isinstance(one, FlightRecorder)
         one.take(_record(0), [["fc", "output", *FINITE]], 1.0, told)
-    history.restore(_again(before), after)
+    shared: dict[int, set[tuple[str, str]]] = {}
+    for saved, one in zip(before, after, strict=True):
+        one.restore(_again(saved), shared)
     said: list[dict[str, Any]] = []
     told = set()
     for one in after:

@@ -355,6 +355,10 @@ def test_a_header_that_needs_more_room_than_there_is_goes_round(tmp_path: Path):
 # --- a full ring -----------------------------------------------------------------------------
 
 
+def dropped(seen: list[dict[str, Any]]) -> int:
+    return sum(record["count"] for record in seen if record["type"] == "dropped")
+
+
 class Slow(LocalDrain):
     """A disk that takes its time."""
 
@@ -369,7 +373,7 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     seen: list[dict[str, Any]] = []
     captures = Captures(tmp_path, seen.append, num_bytes=8 * PAGE)
-    num_offered = num_dropped = 0
+    num_offered = 0
     for step in range(60):
         for number in range(3):
             captures.offer(
@@ -377,9 +381,8 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
             )
             num_offered += 1
         captures.finish_step()
-        num_dropped += captures.take_dropped()
     captures.close()
-    found = captured(seen, tmp_path)
+    found, num_dropped = captured(seen, tmp_path), dropped(seen)
     assert 0 < num_dropped < num_offered
     assert len(found) + num_dropped == num_offered
     for (step, layer, _), tensor in found.items():
@@ -387,11 +390,12 @@ def test_what_is_offered_is_stored_or_counted(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_larger_than_the_ring_is_dropped_and_nothing_waits_for_it(tmp_path: Path):
-    captures = Captures(tmp_path, print, num_bytes=PAGE)
+    seen: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, seen.append, num_bytes=PAGE)
     assert not captures.offer(CapturePiece(0, "a", "output", lossless=True), torch.zeros(PAGE))
-    assert captures.take_dropped() == 1
     assert captures.take_waited_s() == 0
     captures.close()
+    assert dropped(seen) == 1
 
 
 def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -405,7 +409,7 @@ def test_lossless_waits_and_says_how_long(tmp_path: Path, monkeypatch: pytest.Mo
         captures.finish_step()
     waited = captures.take_waited_s()
     captures.close()
-    assert captures.take_dropped() == 0
+    assert dropped(seen) == 0
     assert waited >= 6 * Slow.pause_s
     found = captured(seen, tmp_path)
     assert len(found) == 18
@@ -418,14 +422,15 @@ def test_waiting_ends_when_the_job_is_cancelled(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Slow, "pause_s", 1.0)
     monkeypatch.setattr("engine.probes.tensors.captures.LocalDrain", Slow)
     over = threading.Event()
-    captures = Captures(tmp_path, lambda _: None, num_bytes=PAGE, is_over=over.is_set)
+    seen: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, seen.append, num_bytes=PAGE, is_over=over.is_set)
     assert captures.offer(CapturePiece(0, "a", "output", lossless=True), torch.zeros(1000))
     threading.Timer(0.05, over.set).start()
     began = time.monotonic()
     assert not captures.offer(CapturePiece(0, "b", "output", lossless=True), torch.zeros(1000))
     assert time.monotonic() - began < 0.9
-    assert captures.take_dropped() == 1
     captures.close()
+    assert dropped(seen) == 1
 
 
 def test_a_file_that_cannot_be_written_is_counted(tmp_path: Path):

@@ -17,8 +17,9 @@ from engine.network.network import Network
 from engine.probes.probe_set import Probes
 from engine.probes.statistics import plain_torch as plain
 from engine.probes.statistics.summarize import summarize
+from engine.probes.step_records import RecordSender
+from engine.probes.watched.probe import ActiveProbe
 from engine.probes.watched.requested import RequestedProbes
-from engine.probes.watched.select import is_due
 from engine.process.rank import Assignment
 from engine.process.rank import run as run_assignment
 from engine.training.report import Outputs
@@ -266,7 +267,7 @@ def test_a_probe_is_due_when_its_spec_says(when, steps, tmp_path):
 
     text = json.dumps({"layers": ["fc"], "kinds": ["param"], "max_overhead": None, **when})
     parsed = Probe.model_validate_json(text)
-    assert [step for step in range(20) if is_due(parsed, step)] == steps
+    assert [step for step in range(20) if ActiveProbe(0, parsed).is_due(step)] == steps
     seen: list = []
     network, probes = _small([json.loads(text)], tmp_path, seen.append)
     for step in range(20):
@@ -316,14 +317,12 @@ def test_a_failure_around_the_update_fails_only_the_probe(digits, tmp_path, monk
     capfd.readouterr()
 
 
-def test_scalars_in_memory_are_reported_beside_tensors_of_a_device(tmp_path):
+def test_scalars_in_memory_are_reported_beside_tensors_of_a_device():
     """Adam counts its steps on the CPU, wherever the parameters are."""
     seen: list = []
-    _, probes = _small([], tmp_path, seen.append)
-    on_device = torch.arange(9.0, dtype=torch.float64)
-    probes.finish_step(
-        4, [("a", "param", on_device), ("b", "optim_state", [7.0] * 9), ("c", "param", -on_device)]
-    )
+    there = torch.arange(9.0, dtype=torch.float64)
+    rows = [("a", "param", there), ("b", "optim_state", [7.0] * 9), ("c", "param", -there)]
+    RecordSender(seen.append, Readback(CPU)).send({"type": "stats"}, rows, [], [], None)
     (record,) = seen
     assert record["rows"] == [
         ["a", "param", *range(9)],
