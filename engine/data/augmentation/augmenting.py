@@ -9,10 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.data.augmentation.affine import change, rotate
-from engine.data.augmentation.colors import jitter
-from engine.data.augmentation.erasing import add_noise, erase
-from engine.data.augmentation.flips_and_crops import crop, flip_horizontally, flip_vertically
+from engine.data.augmentation.geometry import (
+    change,
+    crop,
+    flip_horizontally,
+    flip_vertically,
+    rotate,
+)
+from engine.data.augmentation.pixels import add_noise, erase, jitter
 from engine.data.augmentation.random_numbers import RowRandom, key_of
 from glasshouse.spec import DenseField, Field
 from glasshouse.spec.augmentation import Augment
