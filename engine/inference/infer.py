@@ -5,11 +5,12 @@ Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as c
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
@@ -18,9 +19,8 @@ from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
-from engine.data.batches.batch import Batch
-from engine.data.batches.rows import MemoryRows, Rows
-from engine.data.columns.fields import BadField
+from engine.data.batches.rows import MemoryRows
+from engine.data.columns.fields import BadField, network_shape
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
 from engine.data.sources.inline import ValueMeaning, inline_rows
@@ -32,19 +32,7 @@ from engine.network.shapes import FieldShape, trace
 from engine.training.report import Outputs, RunControl
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
-from glasshouse.spec import (
-    DenseSequenceField,
-    Field,
-    Graph,
-    InferJob,
-    IntegerField,
-    IntegerSequenceField,
-    Sequences,
-    Source,
-    SparseField,
-    SparseFloatField,
-    Trained,
-)
+from glasshouse.spec import DenseField, Field, Graph, InferJob, Sequences, Source, Trained
 
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
@@ -142,27 +130,41 @@ def run(
     rows = _rows(job, trained_by, inputs)
     steps = _stepwise(trained_by, wanted, rows)
     types = {layer.name: layer.type for layer in trained_by.network.layers}
-    batch_size = job.data.batch_size if job.data is not None else 256
     known = predictions.classified(trained_by)
     known = {name: known[name] for name in wanted if name in known}
-    fields = {name: predictions.fields_of(job, name, known) for name in wanted}
-    plan = _Plan(fields, types, batch_size, steps)
-    pieces = _forward(job, network, rows, plan, control=control, out=out)
-    if pieces is None:
-        return "cancelled"
-    _write(join(job, wanted, pieces.joined(job.sequence_layout)), known, out)
+    reads = [
+        (f"{name}/{field}", partial(read_field, field, types[root(name)]))
+        for name in wanted
+        for field in predictions.fields_of(job, name, known)
+    ]
+    pieces: dict[str, list[Tensor]] = {key: [] for key, _ in reads}
+    lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
+    batch_size = job.data.batch_size if job.data is not None else 256
+    num_batches = rows.num_batches(batch_size)
+    with torch.inference_mode():
+        for number, batch in enumerate(rows.in_order(batch_size), start=1):
+            if control.cancel_requested:
+                return "cancelled"
+            values = network(batch.tensors)
+            for field, parts in lengths.items():
+                parts.append(batch.lengths[field])
+            for key, read in reads:
+                pieces[key].append(read(values[key.rpartition("/")[0]]).cpu())
+            record = {"type": "progress", "at": now(), "step": number, "num_steps": num_batches}
+            record |= {"epoch": 0, "samples": min(number * batch_size, rows.num_rows)}
+            out.emit(record | {"samples_per_s": None, "eta_s": None})
+            out.settle()
+        tensors: dict[str, Tensor] = {}
+        for key, parts in pieces.items():
+            name = key.rpartition("/")[0]
+            if name not in steps:
+                tensors[key] = torch.cat(parts)
+                continue
+            own = lengths[steps[name]]
+            tensors[key] = (_packed if job.sequence_layout == "packed" else _padded)(parts, own)
+            tensors[f"{name}/lengths"] = torch.cat(own)
+    _write(join(job, wanted, tensors), known, out)
     return "succeeded"
-
-
-class _Plan(NamedTuple):
-    """What is computed, and how much of it at once."""
-
-    wanted: dict[str, tuple[str, ...]]
-    """The requested fields of each layer."""
-    types: dict[str, str]
-    batch_size: int
-    steps: dict[str, str]
-    """The sequence field of each requested output that has a value per step."""
 
 
 def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> MemoryRows:
@@ -203,89 +205,12 @@ def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: MemoryRows) -> d
 
 def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
     """Return the shapes of inline values; a resolved dense field knows its shape."""
-    shapes: dict[str, FieldShape] = {}
-    for name, field in fields.items():
-        if isinstance(field, IntegerField):
-            shapes[name] = FieldShape((), torch.int64, field.dim)
-        elif isinstance(field, SparseField):
-            has_values = isinstance(field, SparseFloatField)
-            shapes[name] = FieldShape(
-                (1,),
-                torch.int64,
-                field.dim,
-                is_sequence=True,
-                has_values=has_values,
-                is_sparse=True,
-            )
-        elif isinstance(field, IntegerSequenceField):
-            padding = field.padding_value
-            shapes[name] = FieldShape((1,), torch.int64, field.dim, True, padding)
-        elif isinstance(field, DenseSequenceField):
-            shapes[name] = FieldShape((1, field.dim), torch.float32, is_sequence=True)
-        else:
-            shapes[name] = FieldShape(field.shape or (), torch.float32)
-    return shapes
-
-
-@torch.inference_mode()
-def _forward(
-    job: InferJob,
-    network: nn.Module,
-    rows: Rows,
-    plan: _Plan,
-    *,
-    control: RunControl,
-    out: Outputs,
-) -> "_Pieces | None":
-    """Run all batches; return the pieces of each ``layer/field``, or None if cancelled."""
-    batch_size = plan.batch_size
-    pieces = _Pieces(plan.steps)
-    num_batches = rows.num_batches(batch_size)
-    for number, batch in enumerate(rows.in_order(batch_size)):
-        if control.cancel_requested:
-            return None
-        values = network(batch.tensors)
-        pieces.note(batch)
-        for name, fields in plan.wanted.items():
-            for field in fields:
-                piece = read_field(field, plan.types[root(name)], values[name])
-                pieces.add(name, field, piece.cpu())
-        done = min((number + 1) * batch_size, rows.num_rows)
-        out.emit(_progress(number + 1, num_batches, done))
-        out.settle()
-    return pieces
-
-
-class _Pieces:
-    """Collects outputs by batch, with the row lengths of those that have a value per step."""
-
-    def __init__(self, steps: Mapping[str, str]) -> None:
-        self._steps = steps
-        self._pieces: dict[str, list[Tensor]] = {}
-        self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
-
-    def note(self, batch: Batch) -> None:
-        """Keep a batch's lengths."""
-        for field, parts in self._lengths.items():
-            parts.append(batch.lengths[field])
-
-    def add(self, name: str, field: str, piece: Tensor) -> None:
-        """Keep one batch of an output."""
-        self._pieces.setdefault(f"{name}/{field}", []).append(piece)
-
-    def joined(self, layout: str) -> dict[str, Tensor]:
-        """Return all rows of every output, with the lengths of those that have a value per step."""
-        tensors: dict[str, Tensor] = {}
-        for key, parts in self._pieces.items():
-            name = key.rpartition("/")[0]
-            if name not in self._steps:
-                tensors[key] = torch.cat(parts)
-                continue
-            lengths = self._lengths[self._steps[name]]
-            join_steps = _packed if layout == "packed" else _padded
-            tensors[key] = join_steps(parts, lengths)
-            tensors[f"{name}/lengths"] = torch.cat(lengths)
-        return tensors
+    return {
+        name: FieldShape(field.shape or (), torch.float32)
+        if isinstance(field, DenseField)
+        else network_shape(field, 1, field.dim)
+        for name, field in fields.items()
+    }
 
 
 def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
@@ -305,19 +230,6 @@ def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
         joined[first : first + len(part), : part.shape[1]][is_step] = part[is_step]
         first += len(part)
     return joined
-
-
-def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
-    return {
-        "type": "progress",
-        "at": now(),
-        "step": step,
-        "num_steps": num_steps,
-        "epoch": 0,
-        "samples": samples,
-        "samples_per_s": None,
-        "eta_s": None,
-    }
 
 
 def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -354,16 +266,8 @@ def _write(
 
 
 def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
-    out.emit(
-        {
-            "type": "artifact",
-            "at": now(),
-            "name": path.name,
-            "file": f"artifacts/{path.name}",
-            "media_type": media_type,
-            "size_bytes": path.stat().st_size,
-        }
-    )
+    record = {"type": "artifact", "at": now(), "name": path.name, "media_type": media_type}
+    out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
 def _small(

@@ -13,6 +13,7 @@ Shape suffixes: N = rows that are read.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,31 +27,35 @@ from engine.data.columns.fields import checked_shape, field_columns
 from engine.data.columns.loaded import LoadedField
 from engine.data.columns.normalization import (
     BLOCK_VALUES,
+    Blocks,
     ColumnFigures,
     Floats,
     along,
-    find_figures,
+    in_floats,
     of_field,
 )
+from engine.data.columns.prepared import Prepared
 from engine.data.columns.ragged import RaggedColumn, forget_pages
 from engine.data.columns.table import Table
 from glasshouse.errors import DataFailed
-from glasshouse.spec import DenseField, Normalize
-
-Rows = NDArray[np.int64] | slice
+from glasshouse.spec import DenseField, Normalize, Sequences
 
 
 class _Even:
     """A column of lists of which only those of one length are read."""
 
-    def __init__(self, column: RaggedColumn, shape: tuple[int, ...]) -> None:
-        self._column = column
-        self._steps = np.arange(shape[0])
+    def __init__(self, column: RaggedColumn, num_steps: int) -> None:
+        self.column = column
+        self.num_steps = num_steps
         self.dtype = column.values.dtype
 
-    def __getitem__(self, rows: Rows) -> NDArray[Any]:
-        starts = self._column.offsets[:-1][rows]
-        return self._column.values[starts[:, None] + self._steps]
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        starts = self.column.offsets[:-1][rows]
+        return self.column.values[starts[:, None] + np.arange(self.num_steps)]
+
+    def bad_rows(self, is_bad: Any) -> NDArray[np.int64]:
+        rows = self.column.rows_of(bad_places(self.column.values, is_bad))
+        return rows[self.column.lengths[rows] == self.num_steps]
 
 
 class DenseReading:
@@ -69,13 +74,10 @@ class DenseReading:
         self._num_rows = table.num_rows(split)
         self._shape = checked_shape(name, field, table.meta).shape
         self._names = field_columns(name, field)
-        self._uneven: RaggedColumn | None = None
         first = table.described(self._names[0])["shape"]
         if None in first:
-            self._uneven = table.ragged(split, self._names[0])
-            steps = int(np.prod(self._shape)) // max(1, int(np.prod(first[1:])))
-            self._columns: list[Any] = [_Even(self._uneven, (steps,))]
-            self._steps = steps
+            num_steps = int(np.prod(self._shape)) // max(1, int(np.prod(first[1:])))
+            self._columns: list[Any] = [_Even(table.ragged(split, self._names[0]), num_steps)]
         else:
             self._columns = [table.column(split, column) for column in self._names]
 
@@ -83,19 +85,16 @@ class DenseReading:
 
     def flaws(self) -> Iterator[BadRows]:
         """Yield rows of another length, and rows with missing values, or Inf if normalized."""
-        if self._uneven is not None:
-            yield from self._of_another_length(self._uneven)
-        is_filled = self.field.fill is not None
-        is_bad = unfilled(is_filled=is_filled, is_normalized=self._normalize is not None)
-        if is_bad is None:
-            return
+        for even in self._columns:
+            if isinstance(even, _Even):
+                yield self._of_another_length(even.column, even.num_steps)
+        is_bad = unfilled(self.field, self._normalize)
         for column, values in zip(self._names, self._columns, strict=True):
-            if values.dtype.kind != "f":
+            if is_bad is None or values.dtype.kind != "f":
                 continue
-            if isinstance(values, _Even):
-                yield from self._uneven_flaws(column, is_bad)
-            elif (rows := bad_places(values, is_bad)).size:
-                yield self._flaw(column, rows, values, is_bad)
+            is_even = isinstance(values, _Even)
+            rows = values.bad_rows(is_bad) if is_even else bad_places(values, is_bad)
+            yield self._flaw(column, rows, values, is_bad)
 
     def _flaw(self, column: str, rows: NDArray[np.int64], values: Any, is_bad: Any) -> BadRows:
         def failure(row: int) -> DataFailed:
@@ -105,51 +104,33 @@ class DenseReading:
             where = f"{self._table.where(self._split, row)}: {which}column {column!r}"
             return not_there(self._name, where, float(flat[place]))
 
-        what = f"rows with a missing value in column {column!r} of split {self._split!r}"
-        if self._normalize is not None:
-            what = f"rows with a missing or infinite value in column {column!r} of split"
-            what += f" {self._split!r}"
+        which = "missing" if self._normalize is None else "missing or infinite"
+        what = f"rows with a {which} value in column {column!r} of split {self._split!r}"
         return BadRows(what, rows, failure)
 
-    def _of_another_length(self, column: RaggedColumn) -> Iterator[BadRows]:
-        rows = np.flatnonzero(column.lengths != self._steps)
-        if not rows.size:
-            return
-
+    def _of_another_length(self, column: RaggedColumn, num_steps: int) -> BadRows:
         def failure(row: int) -> DataFailed:
             detail = f"{column.where(row)} has {int(column.lengths[row])} values in"
             return DataFailed(
-                f"{detail} column {column.name!r}; field {self._name!r} takes {self._steps}",
+                f"{detail} column {column.name!r}; field {self._name!r} takes {num_steps}",
                 hint="Correct the data, or set data.on_bad_row to drop.",
             )
 
-        what = f"rows of another length than {self._steps} in column {column.name!r} of split"
-        yield BadRows(f"{what} {self._split!r}", rows, failure)
-
-    def _uneven_flaws(self, name: str, is_bad: Any) -> Iterator[BadRows]:
-        column = self._uneven
-        assert column is not None  # noqa: S101 (there is one where a column is even by choice)
-        rows = column.rows_of(bad_places(column.values, is_bad))
-        rows = rows[column.lengths[rows] == self._steps]
-        if rows.size:
-            yield self._flaw(name, rows, self._columns[0], is_bad)
+        what = f"rows of another length than {num_steps} in column {column.name!r} of split"
+        rows = np.flatnonzero(column.lengths != num_steps)
+        return BadRows(f"{what} {self._split!r}", rows, failure)
 
     # --- values ----------------------------------------------------------------------------------
 
-    def find(self, rows: Tensor | None) -> ColumnFigures:
-        """Compute statistics of the training rows.
+    def passes(self, rows: Tensor | None, limit: Sequences) -> Blocks:
+        """Return a function that reads the training rows from the start."""
+        return partial(self.blocks, rows)
 
-        Raises:
-            DataFailed: a feature has no value to compute its fill from.
-        """
-        scale = self.field.scale
-        blocks = partial(self.blocks, rows)
-        return find_figures(self._name, blocks, scale, self.field.fill, self._normalize)
-
-    def load(self, rows: Tensor | None, figures: ColumnFigures | None) -> LoadedField:
+    def load(self, rows: Tensor | None, limit: Sequences, prepared: Prepared) -> LoadedField:
         """Read rows into memory; None: all of the split."""
-        figures = of_field(figures, self.field.fill)
-        if figures is not None and not figures.is_empty and not self._is_bytes:
+        figures = of_field(prepared.figures.get(self._name), self.field.fill)
+        is_bytes = all(column.dtype == np.uint8 for column in self._columns)
+        if figures is not None and not figures.is_empty and not is_bytes:
             if not self.field.augment:
                 return self._computed(rows, figures)
             loaded = self._computed(rows, ColumnFigures(figures.fill))
@@ -157,7 +138,11 @@ class DenseReading:
             loaded = self._as_stored(rows)
         if figures is None or figures.shift is None or figures.divisor is None:
             return loaded
-        return loaded.normalized(self._figure(figures.shift), self._figure(figures.divisor))
+        shift, divisor = (
+            torch.from_numpy(along(item, len(self._shape) + 1).astype(np.float32))
+            for item in (figures.shift, figures.divisor)
+        )
+        return replace(loaded, normal=(shift, divisor))
 
     def _as_stored(self, rows: Tensor | None) -> LoadedField:
         values = self._stored(rows)
@@ -166,27 +151,13 @@ class DenseReading:
             values = values.to(torch.float32)
         return LoadedField(values, divide_by, self.field.scale)
 
-    def _figure(self, figures_G: Floats) -> Tensor:
-        ready = figures_G if not self._shape else along(figures_G, len(self._shape) + 1)
-        return torch.from_numpy(ready.astype(np.float32))
-
-    @property
-    def _is_bytes(self) -> bool:
-        return all(column.dtype == np.uint8 for column in self._columns)
-
     def _computed(self, rows: Tensor | None, figures: ColumnFigures) -> LoadedField:
         count = self._num_rows if rows is None else len(rows)
-        made = np.empty((count, *self._shape), np.float32)
-        scale = self.field.scale if figures.shift is not None else None
-        first = 0
-        for block in self.blocks(rows):
-            x = figures.filled(block)
-            x = x if scale is None else x * scale
-            with np.errstate(over="ignore"):  # values beyond float32 become Inf
-                made[first : first + len(x)] = figures.normalized(x)
-            first += len(x)
-        scale = None if figures.shift is not None else self.field.scale
-        return LoadedField(torch.from_numpy(made), None, scale)
+        before, after = (None, self.field.scale)
+        if figures.shift is not None:
+            before, after = after, before
+        values = figures.applied(self.blocks(rows), (count, *self._shape), before)
+        return LoadedField(torch.from_numpy(values), None, after)
 
     @staticmethod
     def rows_at_once(shape: tuple[int, ...]) -> int:
@@ -202,31 +173,26 @@ class DenseReading:
             end = min(start + step, count)
             part = slice(start, end) if numbers is None else numbers[start:end]
             floats = [
-                self._floats(column[part]).reshape(end - start, -1) for column in self._columns
+                in_floats(self.field, column[part]).reshape(end - start, -1)
+                for column in self._columns
             ]
             whole = floats[0] if len(floats) == 1 else np.concatenate(floats, axis=1)
             yield whole.reshape(end - start, *self._shape)
             for column in self._columns:
                 forget_pages(column)
 
-    def _floats(self, values: NDArray[Any]) -> Floats:
-        x = np.asarray(values).astype(np.float64)
-        return x / 255.0 if values.dtype == np.uint8 and self.field.scale is None else x
-
     def _stored(self, rows: Tensor | None) -> Tensor:
         """Return all columns as stored; if dtypes differ, each is converted on its own."""
         tensors = [as_tensor(column, rows) for column in self._columns]
         flat = [item.reshape(item.shape[0], -1) for item in tensors]
         kinds = {item.dtype for item in flat}
-        whole = flat if len(kinds) == 1 else [self._wide(item) for item in flat]
-        values = whole[0] if len(whole) == 1 else torch.cat(whole, dim=1)
+        if len(kinds) > 1:  # next to other dtypes uint8 is scaled on its own
+            is_whole = self.field.scale is None
+            divisors = [255.0 if is_whole and x.dtype == torch.uint8 else 1.0 for x in flat]
+            both = zip(flat, divisors, strict=True)
+            flat = [item.to(torch.float32) / divisor for item, divisor in both]
+        values = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
         return values.reshape(values.shape[0], *self._shape)
-
-    def _wide(self, item: Tensor) -> Tensor:
-        """Convert a column next to columns of other dtypes: uint8 is scaled on its own."""
-        if item.dtype == torch.uint8 and self.field.scale is None:
-            return item.to(torch.float32) / 255.0
-        return item.to(torch.float32)
 
 
 def as_tensor(array: Any, rows: Tensor | None) -> Tensor:

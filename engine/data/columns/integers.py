@@ -12,10 +12,11 @@ from engine.data.columns.checks import BadRows, bad_places, outside
 from engine.data.columns.dense import as_tensor
 from engine.data.columns.fields import checked_shape, field_columns
 from engine.data.columns.loaded import LoadedField
+from engine.data.columns.prepared import Prepared
 from engine.data.columns.table import Table, TextColumn
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
-from glasshouse.spec import IntegerField
+from glasshouse.spec import IntegerField, Sequences
 
 _CHUNK_BYTES = 1 << 22
 _LISTED = 20
@@ -60,13 +61,12 @@ class IntegerReading:
 
     def flaws(self) -> Iterator[BadRows]:
         """Yield rows whose value is outside [0, dim), is missing, or is not a class."""
+        of = f"field {self._name!r}"
+        what = f"rows whose value of {of} is no class of it"
+        if self._field.classes is None:
+            what = f"rows with a value of {of} outside [0, {self._dim})"
         rows = bad_places(self._values, outside(self._dim))
-        if rows.size:
-            of = f"field {self._name!r}"
-            what = f"rows whose value of {of} is no class of it"
-            if self._field.classes is None:
-                what = f"rows with a value of {of} outside [0, {self._dim})"
-            yield BadRows(f"{what}, of split {self._split!r}", rows, self._failure)
+        yield BadRows(f"{what}, of split {self._split!r}", rows, self._failure)
 
     def _failure(self, row: int) -> DataFailed:
         detail = f"{self._table.where(self._split, row)} has {self._shown(row)} in column"
@@ -93,6 +93,6 @@ class IntegerReading:
             return "no value"
         return f"{value:.17g}" if isinstance(value, float) else str(int(value))
 
-    def load(self, rows: Tensor | None) -> LoadedField:
+    def load(self, rows: Tensor | None, limit: Sequences, prepared: Prepared) -> LoadedField:
         """Read rows into memory; None: all of the split."""
         return LoadedField(as_tensor(self._values, rows).to(torch.int64), is_integer=True)

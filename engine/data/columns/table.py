@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.columns.ragged import RaggedColumn
+from engine.data.columns.ragged import RaggedColumn, check_offsets
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 
@@ -26,18 +26,6 @@ class TextColumn:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def check(self, num_rows: int) -> None:
-        """Refuse offsets outside of the texts.
-
-        Raises:
-            DataFailed: the files do not belong together.
-        """
-        ends = self.offsets
-        good = len(ends) == num_rows + 1 and ends[0] == 0 and ends[-1] == len(self.data)
-        if not good or bool((np.diff(ends) < 0).any()):
-            detail = f"column {self.name!r} of split {self.split!r} cannot be read:"
-            raise DataFailed(f"{detail} its offsets do not fit its texts")
 
     def text(self, row: int) -> str:
         """Return the text of one row."""
@@ -90,11 +78,10 @@ class Table:
 
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
         """Return a column of a split, mapped read-only."""
-        found = self.described(name)
-        return self._map(self.directory / split / found["file"], name, split)
+        return self._map(split, name, ".npy")
 
-    @staticmethod
-    def _map(path: Path, name: str, split: str) -> np.ndarray[Any, Any]:
+    def _map(self, split: str, name: str, suffix: str) -> np.ndarray[Any, Any]:
+        path = (self.directory / split / self.described(name)["file"]).with_suffix(suffix)
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as cause:
@@ -102,37 +89,40 @@ class Table:
                 f"column {name!r} of split {split!r} cannot be read: {cause}"
             ) from cause
 
+    def lists(
+        self, split: str, name: str, values: str, offsets: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the concatenated values of all rows, and the rows' offsets in them.
+
+        ``values``, ``offsets``: the suffixes of their files.
+        """
+        return self._map(split, name, values), self._map(split, name, offsets)
+
     def texts(self, split: str, name: str) -> TextColumn:
-        """Return a text column, mapped read-only.
+        """Return a text column; its texts are not read.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
         """
-        found = self.described(name)
-        path = self.directory / split / found["file"]
-        data = self._map(path.with_suffix(".bytes.npy"), name, split)
-        column = TextColumn(name, split, data, self._map(path, name, split))
-        column.check(self.num_rows(split))
-        return column
+        data, offsets = self.lists(split, name, ".bytes.npy", ".npy")
+        check_offsets(offsets, len(data), self.num_rows(split), (name, split, "texts"))
+        return TextColumn(name, split, data, offsets)
 
     def described(self, name: str) -> dict[str, Any]:
         """Return the description of a column in the dataset's metadata."""
         return next(item for item in self.meta["columns"] if item["name"] == name)
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """Return a column as lists, mapped read-only; rows of a tensor become lists of one length.
+        """Return a column as lists; rows of a tensor become lists of one length.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
         """
-        found = self.described(name)
-        values = self.column(split, name)
-        if found["shape"][0] is None:
-            path = self.directory / split / found["file"]
-            offsets = self._map(path.with_suffix(".offsets.npy"), name, split)
+        if self.described(name)["shape"][0] is None:
+            values, offsets = self.lists(split, name, ".npy", ".offsets.npy")
         else:
+            values = self.column(split, name)
             offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
             values = values.reshape(-1, *values.shape[2:])
-        column = RaggedColumn(name, split, values, offsets)
-        column.check(self.num_rows(split))
-        return column
+        check_offsets(offsets, len(values), self.num_rows(split), (name, split, "values"))
+        return RaggedColumn(name, split, values, offsets, self.where)

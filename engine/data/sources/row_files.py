@@ -14,8 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from engine.data.columns.ragged import RaggedColumn
-from engine.data.columns.table import Table, TextColumn
+from engine.data.columns.table import Table
 from glasshouse.errors import DataFailed
 
 Runs = Sequence[tuple[int, int]]
@@ -28,46 +27,6 @@ class _Header(NamedTuple):
     num_rows: int
     start: int
     """Offset of the values in the file."""
-
-
-class Files:
-    """Reads the .npy files of a dataset directory."""
-
-    def __init__(self) -> None:
-        self._headers: dict[Path, _Header] = {}
-
-    def read(self, path: Path, runs: Runs) -> NDArray[Any]:
-        """Read runs of rows, concatenated.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is damaged, or has no such rows.
-        """
-        header = self.header(path)
-        found = np.empty((sum(last - first for first, last in runs), *header.row), header.dtype)
-        row_bytes = header.dtype.itemsize * int(np.prod(header.row, dtype=np.int64))
-        if any(first < 0 or last > header.num_rows for first, last in runs):
-            raise ValueError(f"it has {header.num_rows} rows, and more are asked for")
-        if not found.nbytes:
-            return found
-        into = memoryview(found.reshape(-1).view(np.uint8).data)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            filled = 0
-            for first, last in runs:
-                size = (last - first) * row_bytes
-                _fill(descriptor, into[filled : filled + size], header.start + first * row_bytes)
-                filled += size
-        finally:
-            os.close(descriptor)
-        return found
-
-    def header(self, path: Path) -> _Header:
-        """Return the header of a file, read once."""
-        known = self._headers.get(path)
-        if known is None:
-            known = self._headers[path] = _read_header(path)
-        return known
 
 
 def _read_header(path: Path) -> _Header:
@@ -95,7 +54,7 @@ class StoredTable(Table):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._files = Files()
+        self._headers: dict[Path, _Header] = {}
 
     def window(self, split: str, runs: Runs) -> "Window":
         """Return some of the rows of a split."""
@@ -107,29 +66,48 @@ class StoredTable(Table):
         Raises:
             DataFailed: it cannot be read.
         """
-        found = next(item for item in self.meta["columns"] if item["name"] == name)
-        path = (self.directory / split / found["file"]).with_suffix(suffix)
+        path = (self.directory / split / self.described(name)["file"]).with_suffix(suffix)
         try:
-            return self._files.read(path, runs)
+            if path not in self._headers:
+                self._headers[path] = _read_header(path)
+            return _read_rows(path, self._headers[path], runs)
         except (OSError, ValueError) as cause:
             detail = f"column {name!r} of split {split!r} cannot be read: {cause}"
             raise DataFailed(detail) from cause
 
     def offsets(self, split: str, name: str) -> NDArray[np.int64]:
         """Return the offsets of all rows of a column of lists."""
-        found = next(item for item in self.meta["columns"] if item["name"] == name)
-        num_rows = self.num_rows(split)
-        if found["shape"][0] is not None:
-            return np.arange(num_rows + 1, dtype=np.int64) * int(found["shape"][0])
+        num_rows, (length, *_) = self.num_rows(split), self.described(name)["shape"]
+        if length is not None:
+            return np.arange(num_rows + 1, dtype=np.int64) * int(length)
         return self.read(split, name, [(0, num_rows + 1)], ".offsets.npy")
+
+
+def _read_rows(path: Path, header: _Header, runs: Runs) -> NDArray[Any]:
+    found = np.empty((sum(last - first for first, last in runs), *header.row), header.dtype)
+    row_bytes = header.dtype.itemsize * int(np.prod(header.row, dtype=np.int64))
+    if any(first < 0 or last > header.num_rows for first, last in runs):
+        raise ValueError(f"it has {header.num_rows} rows, and more are asked for")
+    if not found.nbytes:
+        return found
+    into = memoryview(found.reshape(-1).view(np.uint8).data)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        filled = 0
+        for first, last in runs:
+            size = (last - first) * row_bytes
+            _fill(descriptor, into[filled : filled + size], header.start + first * row_bytes)
+            filled += size
+    finally:
+        os.close(descriptor)
+    return found
 
 
 class Window(Table):
     """Some rows of a split, with the interface of a table."""
 
     def __init__(self, table: StoredTable, split: str, runs: Runs) -> None:
-        self.directory = table.directory
-        self.meta = table.meta
+        self.directory, self.meta = table.directory, table.meta
         self._table = table
         self._split = split
         self._runs = runs
@@ -148,34 +126,12 @@ class Window(Table):
         """Return the rows of a column."""
         return self._table.read(self._split, name, self._runs)
 
-    def ragged(self, split: str, name: str) -> RaggedColumn:
-        """Return the rows of a column as lists.
-
-        Raises:
-            DataFailed: its files cannot be read, or do not belong together.
-        """
-        found = next(item for item in self.meta["columns"] if item["name"] == name)
-        if found["shape"][0] is not None:
-            values = self.column(split, name)
-            offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
-            return self._ragged(name, values.reshape(-1, *values.shape[2:]), offsets)
-        places, offsets = self._places(name, ".offsets.npy")
-        return self._ragged(name, self._table.read(self._split, name, places), offsets)
-
-    def texts(self, split: str, name: str) -> TextColumn:
-        """Return the rows of a text column.
-
-        Raises:
-            DataFailed: its files cannot be read, or do not belong together.
-        """
-        places, offsets = self._places(name, ".npy")
-        data = self._table.read(self._split, name, places, ".bytes.npy")
-        return TextColumn(name, self._split, data, offsets)
-
-    def _places(self, name: str, suffix: str) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
-        """Return the ranges of the rows' values in their file, and the rows' offsets in them."""
+    def lists(
+        self, split: str, name: str, values: str, offsets: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the concatenated values of the rows, and the rows' offsets in them."""
         runs = [(first, last + 1) for first, last in self._runs]
-        ends = self._table.read(self._split, name, runs, suffix)
+        ends = self._table.read(self._split, name, runs, offsets)
         at = np.cumsum([0, *(last - first for first, last in runs)])
         parts = [ends[first:last] for first, last in pairwise(at.tolist())]
         lengths = np.concatenate([np.diff(part) for part in parts])
@@ -183,10 +139,8 @@ class Window(Table):
             detail = f"column {name!r} of split {self._split!r} cannot be read:"
             raise DataFailed(f"{detail} its offsets do not fit its values")
         places = [(int(part[0]), int(part[-1])) for part in parts]
-        return places, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-    def _ragged(self, name: str, values: NDArray[Any], offsets: NDArray[np.int64]) -> RaggedColumn:
-        return RaggedColumn(name, self._split, values, offsets, self.where)
+        found = self._table.read(self._split, name, places, values)
+        return found, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:

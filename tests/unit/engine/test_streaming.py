@@ -175,7 +175,7 @@ def test_what_the_pool_takes_is_reported_as_it_is(lists):
     fields = {name: LIST_FIELDS[name] for name in ("ids", "x")}
     rows = streamed(lists, fields, buffer_size=30, min_buffer_size=30)
     next(rows.epoch(10, drop_last=False, order=(1, 0)))
-    held = rows._held.store
+    held = rows._held
     there = [row for row in held._lists["ids"] if row is not None]
     found = rows.figures()
     assert found["data/pool_rows"] == len(there) == 20
@@ -402,7 +402,7 @@ def test_a_row_that_was_read_before_its_turn_is_kept_once(lists):
     for batch in rows.epoch(8, drop_last=False, order=(5, 0)):
         same(batch, memory.batch(batch.taken))
     assert rows.figures()["data/pool_rows"] == 61
-    there = [row for kept in rows._cache.store._lists.values() for row in kept]
+    there = [row for kept in rows._cache._lists.values() for row in kept]
     expected = sum(row.nbytes + 128 for row in there) + 61 * (2 * 4 + 8)
     assert rows.figures()["data/pool_bytes"] == expected
     rows.close()

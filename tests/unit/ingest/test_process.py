@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from engine.datasets.formats import formats
-from engine.datasets.ingest import ingest
-from engine.datasets.readers.digits import NUM_ROWS
+from engine.datasets.ingest import NUM_DIGITS, ingest
 from glasshouse.errors import StorageFull
 from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
@@ -202,11 +201,11 @@ def test_an_unknown_format_is_a_problem_that_lists_the_known(ingesting: Ingestin
 
 def test_the_digits_are_in_three_splits_that_share_no_row(tmp_path: Path):
     meta = ingest(None, "digits", tmp_path / "digits")
-    assert meta["splits"] == NUM_ROWS == {"train": 1297, "validation": 250, "test": 250}
+    assert meta["splits"] == NUM_DIGITS == {"train": 1297, "validation": 250, "test": 250}
     columns = DatasetColumns(tmp_path / "digits")
     assert [column["shape"] for column in meta["columns"]] == [[1, 8, 8], []]
-    images = np.concatenate([columns.array(split, "image") for split in NUM_ROWS])
-    labels = np.concatenate([columns.array(split, "label") for split in NUM_ROWS])
+    images = np.concatenate([columns.array(split, "image") for split in NUM_DIGITS])
+    labels = np.concatenate([columns.array(split, "label") for split in NUM_DIGITS])
     assert images.dtype == np.float32
     assert (images.min(), images.max()) == (0, 1)
     assert len(np.unique(images.reshape(1797, -1), axis=0)) == 1797
