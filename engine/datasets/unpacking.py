@@ -263,7 +263,10 @@ def _parse_entry(directory: bytes, at: int) -> tuple[ArchiveMember | None, int]:
     end = extra_at + extra_bytes + comment_bytes
     if end > len(directory):
         raise InvalidDataset("the zip archive's list of files is damaged; make it again")
-    name = _decode_name(directory[name_at:extra_at], utf8=bool(flags & 0x800))
+    try:
+        name = directory[name_at:extra_at].decode("utf-8" if flags & 0x800 else "cp437")
+    except UnicodeDecodeError as error:
+        raise InvalidDataset("a file name in the zip archive is not UTF-8; rename it") from error
     if name.endswith("/") or name.startswith("__MACOSX/") or name.split("/")[-1] == ".DS_Store":
         return None, end
     mode = attributes >> 16
@@ -278,13 +281,6 @@ def _parse_entry(directory: bytes, at: int) -> tuple[ArchiveMember | None, int]:
     extra = directory[extra_at : extra_at + extra_bytes]
     size, packed, offset = _widen(extra, size, packed, offset)
     return ArchiveMember(name, method, crc, packed, size, offset), end
-
-
-def _decode_name(raw: bytes, *, utf8: bool) -> str:
-    try:
-        return raw.decode("utf-8" if utf8 else "cp437")
-    except UnicodeDecodeError as error:
-        raise InvalidDataset("a file name in the zip archive is not UTF-8; rename it") from error
 
 
 def _widen(extra: bytes, *fields: int) -> list[int]:

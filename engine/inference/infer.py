@@ -3,11 +3,12 @@
 Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,15 +26,30 @@ from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
 from engine.data.sources.inline import ValueMeaning, inline_rows
 from engine.data.sources.loading import load
-from engine.inference import predictions
 from engine.network.network import Network, needed_layers
 from engine.network.sequence_lengths import stepwise
 from engine.network.shapes import FieldShape, trace
 from engine.training.report import Outputs, RunControl
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
-from glasshouse.spec import DenseField, Field, Graph, InferJob, Sequences, Source, Trained
+from glasshouse.spec import (
+    DenseField,
+    Field,
+    Graph,
+    InferJob,
+    IntegerField,
+    Sequences,
+    Source,
+    Trained,
+    TrainJob,
+)
 
+CLASS_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
+"""Losses that compare scores of shape [rows, classes] with one class per row."""
+SOFTMAXES = frozenset({"Softmax", "softmax", "LogSoftmax", "log_softmax"})
+FILE = "predictions.csv"
+MAX_LISTED = 1000
+"""Number of unnamed classes that a result lists."""
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
@@ -48,6 +64,21 @@ class Inputs:
     checkpoint: Path
     table: Table | None
     device: torch.device
+
+
+class Classes(NamedTuple):
+    """The classes that the scores of a layer are for."""
+
+    column: str
+    """The data column with the true class."""
+    named: tuple[Any, ...] | None
+    """The names of the classes in order; None: the classes are their numbers."""
+    number: int
+
+    @property
+    def values(self) -> list[Any]:
+        """Return the classes in order."""
+        return list(range(self.number)) if self.named is None else list(self.named)
 
 
 def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
@@ -130,12 +161,12 @@ def run(
     rows = _rows(job, trained_by, inputs)
     steps = _stepwise(trained_by, wanted, rows)
     types = {layer.name: layer.type for layer in trained_by.network.layers}
-    known = predictions.classified(trained_by)
+    known = classified(trained_by)
     known = {name: known[name] for name in wanted if name in known}
     reads = [
         (f"{name}/{field}", partial(read_field, field, types[root(name)]))
         for name in wanted
-        for field in predictions.fields_of(job, name, known)
+        for field in fields_of(job, name, known)
     ]
     pieces: dict[str, list[Tensor]] = {key: [] for key, _ in reads}
     lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
@@ -244,18 +275,16 @@ def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> 
     return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
 
 
-def _write(
-    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes], out: Outputs
-) -> None:
+def _write(tensors: dict[str, Tensor], known: Mapping[str, Classes], out: Outputs) -> None:
     """Write the result files; also emit small results as an event."""
     out.flush()
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "outputs.safetensors"
-    save_tensors(path, tensors, predictions.names_in(known, tensors))
+    save_tensors(path, tensors, names_in(known, tensors))
     _tell_of(path, "application/vnd.safetensors", out)
-    table = directory / predictions.FILE
-    if predictions.write(table, tensors, known):
+    table = directory / FILE
+    if _write_table(table, tensors, known):
         _tell_of(table, "text/csv", out)
     classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
     found = _small(tensors, known)
@@ -270,9 +299,7 @@ def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
     out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
-def _small(
-    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes]
-) -> dict[str, Any] | None:
+def _small(tensors: dict[str, Tensor], known: Mapping[str, Classes]) -> dict[str, Any] | None:
     """Return the results as JSON; None: there are none, or they are too large."""
     size = sum(item.numel() * item.element_size() for item in tensors.values())
     if not tensors or size > RESULT_BYTES:
@@ -280,7 +307,7 @@ def _small(
     result = as_result(tensors)
     for name, classes in known.items():
         if f"{name}/id" in tensors:
-            result[name] |= predictions.told(classes, tensors[f"{name}/id"])
+            result[name] |= _told(classes, tensors[f"{name}/id"])
     return result if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES else None
 
 
@@ -296,3 +323,82 @@ def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
         }
         (result.setdefault(layer, {}) if layer else result)[field] = entry
     return result
+
+
+# --- classes ---------------------------------------------------------------------------------
+
+
+def classified(trained_by: Trained) -> dict[str, Classes]:
+    """Return the layers whose outputs are class scores: the inputs of a classification loss.
+
+    A softmax over such an output has the same classes.
+    """
+    found: dict[str, Classes] = {}
+    for loss in trained_by.losses if isinstance(trained_by, TrainJob) else ():
+        field = trained_by.data.fields.get(loss.inputs[-1])
+        if loss.type in CLASS_LOSSES and isinstance(field, IntegerField):
+            column = field.column or loss.inputs[-1]
+            found[loss.inputs[0]] = Classes(column, field.classes, field.dim or 0)
+    for layer in trained_by.network.layers:
+        read = (layer.inputs or ())[:1]
+        if layer.type in SOFTMAXES and read and read[0] in found:
+            found[layer.name] = found[read[0]]
+    return found
+
+
+def fields_of(job: InferJob, name: str, known: Mapping[str, Classes]) -> tuple[str, ...]:
+    """Return the fields that an inference returns for a layer."""
+    if job.fields is not None:
+        return job.fields
+    has_classes = job.flatten is False and name in known
+    return ("value", "id", "prob") if has_classes else ("value",)
+
+
+def names_in(known: Mapping[str, Classes], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata with names in the outputs' file: ``<layer>/classes``, a JSON list."""
+    return {
+        f"{name}/classes": jsonio.dumps(list(classes.named))
+        for name, classes in known.items()
+        if classes.named is not None and f"{name}/id" in tensors
+    }
+
+
+def _told(classes: Classes, ids_N: Tensor) -> dict[str, Any]:
+    """Return a layer's result entries besides its tensors: all classes, and each row's."""
+    values = classes.values
+    dtype = "string" if values and isinstance(values[0], str) else "int64"
+    found: dict[str, Any] = {}
+    if classes.named is not None or classes.number <= MAX_LISTED:
+        shape = [len(values)]
+        found["classes"] = {"dtype": dtype, "shape": shape, "data": values}
+        found["classes"]["column"] = classes.column
+    if classes.named is not None:
+        data = [values[number] for number in ids_N.tolist()]
+        found["class"] = {"dtype": dtype, "shape": [len(data)], "data": data}
+    return found
+
+
+def _write_table(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, Classes]) -> bool:
+    """Write a line per row: its number, and each layer's class and its probability.
+
+    Return whether there is anything to write.
+    """
+    columns: dict[str, Sequence[Any]] = {}
+    for name, classes in known.items():
+        ids_N = tensors.get(f"{name}/id")
+        if ids_N is None:
+            continue
+        columns[f"{name}/id"] = ids_N.tolist()
+        if classes.named is not None:
+            columns[f"{name}/class"] = [classes.named[number] for number in ids_N.tolist()]
+        if f"{name}/prob" in tensors:
+            columns[f"{name}/prob"] = tensors[f"{name}/prob"].tolist()
+    if not columns:
+        return False
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *columns])
+        writer.writerows(
+            [row, *cells] for row, cells in enumerate(zip(*columns.values(), strict=True))
+        )
+    return True

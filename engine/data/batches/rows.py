@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -189,10 +190,11 @@ class MemoryRows(Rows):
         last = self.num_rows // batch_size * batch_size if drop_last else self.num_rows
         host_N = None if order is None else shuffled(self.num_rows, *order)
         cuts = (
-            part
+            slice(start, min(start + batch_size, last))
             for start in range(first * batch_size, last, batch_size)
-            for part in divided(slice(start, min(start + batch_size, last)), parts)
         )
+        if parts > 1:
+            cuts = (part for rows_B in cuts for part in divided(rows_B, parts))
         if host_N is None:
             return self._each(((rows_B, rows_B) for rows_B in cuts), trained_in)
         order_N = host_N.to(self.home)
@@ -210,7 +212,10 @@ class MemoryRows(Rows):
     def _each(
         self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
     ) -> Iterator[Batch]:
-        tasks = ((None, partial(self.batch, *rows, trained_in)) for rows in batches)
+        calls = ((*rows, trained_in) for rows in batches)
+        if not self.ahead.workers:
+            return starmap(self.batch, calls)
+        tasks = ((None, partial(self.batch, *call)) for call in calls)
         return map(itemgetter(1), self.ahead.each(tasks))  # keeps no batch while it makes the next
 
     def longest(self) -> dict[str, int]:

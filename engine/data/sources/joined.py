@@ -15,8 +15,7 @@ from torch import Tensor
 
 from engine.data.columns.fields import at_least
 from engine.data.columns.ragged import RaggedColumn
-from engine.data.columns.table import Table, TextColumn
-from engine.data.sources.row_files import Runs, StoredTable
+from engine.data.columns.table import Runs, StoredTable, Table, TextColumn
 from engine.datasets.column_stats import MAX_MIN_COUNT
 from glasshouse import jsonio
 from glasshouse.spec import Source

@@ -10,8 +10,7 @@ import torch
 
 from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.checks import BadRows, without
-from engine.data.columns.dense import DenseReading
-from engine.data.columns.integers import IntegerReading
+from engine.data.columns.dense import DenseReading, IntegerReading
 from engine.data.columns.normalization import Blocks, find_figures
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.ragged import limited

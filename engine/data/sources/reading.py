@@ -30,6 +30,7 @@ from engine.data.columns.normalization import BLOCK_VALUES, Floats, in_floats
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.ragged import RaggedColumn, limited
 from engine.data.columns.sequences import SequenceReading, steps_at_once
+from engine.data.columns.table import Runs, StoredTable, Window, runs_of
 from engine.data.columns.vocabulary import Tokens, ranked, split
 from engine.data.sources.joined import JoinedStored, JoinedWindow, taken_rows
 from engine.data.sources.loading import (
@@ -40,7 +41,6 @@ from engine.data.sources.loading import (
     reading_of,
     readings_of,
 )
-from engine.data.sources.row_files import Runs, StoredTable, Window, runs_of
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,

@@ -260,14 +260,12 @@ class StreamedRows(Rows):
 
     def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
         cache = self._cache
-
-        def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
-            for number in batches:
-                start = number * batch_size
-                stop = min(start + batch_size, self.num_rows)
-                yield slice(start, stop), lambda run=(start, stop): self._unread(run)
-
-        for rows_B, read in self.ahead.each(tasks()):
+        cuts = (
+            slice(number * batch_size, min((number + 1) * batch_size, self.num_rows))
+            for number in batches
+        )
+        tasks = ((rows_B, partial(self._unread, rows_B)) for rows_B in cuts)
+        for rows_B, read in self.ahead.each(tasks):
             if cache is None:
                 yield from made(read, rows_B)
                 continue
@@ -276,24 +274,21 @@ class StreamedRows(Rows):
                 cache.keep(cache.missing(places), read)
             yield from made(cache.get(places), rows_B)
 
-    def _unread(self, run: tuple[int, int]) -> Read:
-        """Read a run of adjacent rows; with a cache, only those that it does not have."""
+    def _unread(self, rows_B: slice) -> Read:
+        """Read adjacent rows; with a cache, only those that it does not have."""
         if self._cache is None:
-            return self._reader.read_runs([run])
-        missing = self._cache.missing(np.arange(*run))
+            return self._reader.read_runs([(rows_B.start, rows_B.stop)])
+        missing = self._cache.missing(self._places(rows_B))
         return self._reader.read(missing) if len(missing) else {}
 
     def _drawn(
         self, draws: PoolDraws, held: Cache | Drained, num_batches: int, made: Parts
     ) -> Iterator[Batch]:
         held.fill(draws)
-
-        def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
-            for _ in range(num_batches):
-                draw = draws.draw()
-                yield draw, lambda runs=draw.runs: self._reader.read_runs(runs) if runs else {}
-
-        for draw, read in self.ahead.each(tasks()):
+        drawn = (draws.draw() for _ in range(num_batches))
+        read_runs = self._reader.read_runs
+        tasks = ((draw, lambda runs=draw.runs: read_runs(runs) if runs else {}) for draw in drawn)
+        for draw, read in self.ahead.each(tasks):
             if read:
                 held.enter(draw, read)
             yield from made(held.take(draw), torch.from_numpy(draw.places))
@@ -306,12 +301,9 @@ class StreamedRows(Rows):
         cut = by_chance(self.num_rows, batch_size, order)
         if self._bucket is not None:
             cut = Buckets(self._bucket, self._reader.lengths, batch_size).epoch(order)
-
-        def tasks() -> Iterator[tuple[Tensor, Callable[[], Read]]]:
-            for rows_B in islice(cut.batches(batches.start), len(batches)):
-                yield rows_B, lambda rows_B=rows_B: cache.get(rows_B.numpy())
-
-        for rows_B, read in self.ahead.each(tasks()):
+        chosen = islice(cut.batches(batches.start), len(batches))
+        tasks = ((rows_B, partial(cache.get, rows_B.numpy())) for rows_B in chosen)
+        for rows_B, read in self.ahead.each(tasks):
             yield from made(read, rows_B)
 
     def _made(

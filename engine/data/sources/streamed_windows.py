@@ -20,9 +20,9 @@ from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import field_columns
 from engine.data.columns.loaded import LoadedField, LoadedSequence
 from engine.data.columns.prepared import WINDOWS, Prepared
-from engine.data.columns.vocabulary import LINE_END, Tokens, ranked, split
+from engine.data.columns.table import Runs, StoredTable
+from engine.data.columns.vocabulary import LINE_END, ranked, split
 from engine.data.sources.reading import Look, RowReader, nothing
-from engine.data.sources.row_files import Runs, StoredTable
 from engine.data.sources.text_windows import RunningText, ids_allowed, offsets_of, stride_of
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Source, Windows
 
@@ -55,7 +55,8 @@ class WindowReader(RowReader):
         has_tokens = known is not None and WINDOWS in known.tokens
         self._ends, counts = self._cut(text.last, counts=not has_tokens)
         if known is None or not has_tokens:
-            known = Prepared(tokens={WINDOWS: self._vocabulary(counts)})
+            tokens = ranked(counts, windows.vocabulary, ids_allowed(fields))
+            known = Prepared(tokens={WINDOWS: tokens})
         self.prepared = known
         self._tokens = known.tokens[WINDOWS]
         text.check(fields, self._tokens)
@@ -76,12 +77,6 @@ class WindowReader(RowReader):
                 whole = list(chain.from_iterable((*row, LINE_END) for row in rows))
                 found.update(whole[max(0, self._first - start) : last - start])
         return np.cumsum(np.concatenate(sizes)), found
-
-    def _vocabulary(self, counts: Counter[str]) -> Tokens:
-        asked = self._cuts.vocabulary
-        if asked.given is not None:
-            return Tokens(asked.given)
-        return ranked(counts, asked, ids_allowed(self._fields))
 
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
         """Read runs of adjacent windows, in the order of the runs."""

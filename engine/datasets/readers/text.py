@@ -34,7 +34,9 @@ class Lines:
         self.number += 1
         self.row_bytes += len(data)
         if self.number == 1:
-            data = self._without_mark(data)
+            if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise InvalidDataset("the file is UTF-16; save it as UTF-8")
+            data = data.removeprefix(b"\xef\xbb\xbf")
         if self.row_bytes > MAX_ROW_BYTES:
             raise InvalidDataset(
                 f"line {self.number}: the row is larger than {MAX_ROW_BYTES:,} bytes; check "
@@ -66,11 +68,6 @@ class Lines:
             self._rest = lines.pop()
         self._cut.extend(lines)
         return self._cut.popleft()
-
-    def _without_mark(self, data: bytes) -> bytes:
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InvalidDataset("the file is UTF-16; save it as UTF-8")
-        return data.removeprefix(b"\xef\xbb\xbf")
 
 
 def read_text(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:

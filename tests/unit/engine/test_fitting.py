@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from engine.core.spool import read_frames
 from engine.data.columns import dense, normalization, sequences
 from engine.data.columns.prepared import Preparing
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources import reading
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader, recut
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.process import rank
 from engine.training import training_rows

@@ -15,10 +15,9 @@ from engine.core.problems import Findings
 from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
 from engine.data.batches.shuffle_pool import Pool
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.plan.data_memory import check_streaming
 from engine.process import rank
