@@ -19,7 +19,7 @@ from bench.training.step import BATCH, META, spec
 from bench.training.turns import TURN, Turn, figures, ratios, take_turns
 from engine.core.spool import SpoolWriter
 from engine.data.augmentation.augmenting import Augmenting
-from engine.data.batches.prefetch import Prefetcher
+from engine.data.batches.rows import Prefetcher
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
 from engine.plan.plan import parse_spec, plan

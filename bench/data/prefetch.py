@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 from bench.data.streaming import write
 from engine.data.batches.rows import tensors_of
 from engine.data.batches.shuffle_pool import Draw, Pool, PoolDraws
-from engine.data.sources.reading import RowStore, SourceReader
-from engine.data.sources.row_files import StoredTable
-from engine.data.sources.streamed import StreamedRows
+from engine.data.columns.table import StoredTable
+from engine.data.sources.reading import SourceReader
+from engine.data.sources.streamed import RowStore, StreamedRows
 from glasshouse.spec import DenseField, Field, IntegerField, Sequences, Shuffle, Source
 
 ROWS = {

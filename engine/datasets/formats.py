@@ -3,7 +3,7 @@
 The API, the catalog and the reader process use it. Needs numpy, but no large library.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -38,8 +38,11 @@ def formats() -> Mapping[str, Format]:
     Raises:
         PluginError: an installed package registers a format that cannot be used.
     """
-    own = [item for module in plugins.modules_of(readers) for item in _registered(module)]
-    found = {item.name: item for item in own}
+    found: dict[str, Format] = {
+        item.name: item
+        for module in plugins.modules_of(readers)
+        for item in getattr(module, "FORMATS", ())
+    }
     added = plugins.installed(GROUP)
     plugins.refuse_known(GROUP, added, found)
     for name, item in added.items():
@@ -51,10 +54,6 @@ def formats() -> Mapping[str, Format]:
             )
         found[name] = item
     return MappingProxyType(dict(sorted(found.items())))
-
-
-def _registered(module: Any) -> tuple[Format, ...]:
-    return getattr(module, "FORMATS", ())
 
 
 def inferred(name: str | None, media_type: str | None = None) -> str | None:
@@ -79,29 +78,17 @@ def having(option: str) -> list[str]:
 
 def catalog() -> list[dict[str, Any]]:
     """Return the entries of the catalog: the built-in datasets, and the formats of files."""
-    included = [
-        {
-            "name": name,
-            "kind": "builtin",
-            "summary": summary,
-            "schema": {"type": "object", "properties": {}, "required": []},
-            "inputs": None,
-        }
-        for name, summary in BUILTINS.items()
+    return [
+        *(_entry("builtin", name, summary) for name, summary in BUILTINS.items()),
+        *(
+            _entry("format", item.name, item.summary, item.options)
+            | {"suffixes": [*item.suffixes], "media_types": [*item.media_types]}
+            for item in formats().values()
+        ),
     ]
-    return included + [
-        {
-            "name": item.name,
-            "kind": "format",
-            "summary": item.summary,
-            "suffixes": [*item.suffixes],
-            "media_types": [*item.media_types],
-            "schema": {
-                "type": "object",
-                "properties": {name: OPTIONS[name] for name in item.options},
-                "required": [],
-            },
-            "inputs": None,
-        }
-        for item in formats().values()
-    ]
+
+
+def _entry(kind: str, name: str, summary: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    properties = {option: OPTIONS[option] for option in options}
+    schema = {"type": "object", "properties": properties, "required": []}
+    return {"name": name, "kind": kind, "summary": summary, "schema": schema, "inputs": None}

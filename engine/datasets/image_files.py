@@ -18,15 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from engine.datasets.archive import ArchiveMember, list_members, open_member
 from engine.datasets.reading import ReadOptions
-from engine.datasets.unpacking import read_up_to
+from engine.datasets.unpacking import ArchiveMember, list_members, open_member, read_up_to
 from engine.datasets.writer import (
     MAX_NAME_LENGTH,
+    SPLIT_WORDS,
     SPLITS,
     DatasetWriter,
-    NumberColumnWriter,
-    TextColumnWriter,
 )
 from glasshouse.errors import InvalidDataset
 from glasshouse.spec.preprocessing import MAX_CLASSES
@@ -37,9 +35,6 @@ MAX_DIRECTORY_BYTES = 64 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_PIXELS = 50_000_000
 """The limit for one image, as stored."""
-_SPLIT_NAMES = {"train": "train", "test": "test"} | dict.fromkeys(
-    ("val", "valid", "validation"), "validation"
-)
 _GREY = {"1", "L"}
 _PLAIN = {*_GREY, "P", "RGB"}
 _SEE_THROUGH = {"RGBA", "LA", "PA"}
@@ -74,7 +69,16 @@ def read_files(source: Path, writer: DatasetWriter, options: ReadOptions) -> Non
         writer.expect(len(entries) * int(np.prod(shape)))
         classes = sorted({entry.label for entry in entries})
         places = {name: place for place, name in enumerate(classes)}
-        columns = {split: _begin(writer, split, shape) for split in _splits(entries)}
+        used = {entry.split for entry in entries}
+        columns = {
+            split: (
+                writer.numbers(split, "image", np.dtype(np.uint8), shape),
+                writer.numbers(split, "label", np.dtype(np.int64)),
+                writer.texts(split, "file"),
+            )
+            for split in SPLITS
+            if split in used
+        }
         writer.name_classes("label", classes)
         for entry in entries:
             image, label, name = columns[entry.split]
@@ -83,21 +87,10 @@ def read_files(source: Path, writer: DatasetWriter, options: ReadOptions) -> Non
             name.append([entry.member.name.encode()])
 
 
-def _begin(
-    writer: DatasetWriter, split: str, shape: tuple[int, int, int]
-) -> tuple[NumberColumnWriter, NumberColumnWriter, TextColumnWriter]:
-    return (
-        writer.numbers(split, "image", np.dtype(np.uint8), shape),
-        writer.numbers(split, "label", np.dtype(np.int64)),
-        writer.texts(split, "file"),
-    )
-
-
 # --- folders ---------------------------------------------------------------------------------
 
 
 def _sorted(members: list[ArchiveMember]) -> list[_Entry]:
-    """Return all images by split, class and name."""
     entries = [_entry(member) for member in members]
     if not entries:
         raise InvalidDataset("the zip archive holds no images")
@@ -116,8 +109,8 @@ def _sorted(members: list[ArchiveMember]) -> list[_Entry]:
 def _entry(member: ArchiveMember) -> _Entry:
     name = member.name
     *above, label, _ = ["", "", *name.replace("\\", "/").split("/")]
-    found = [_SPLIT_NAMES[part.lower()] for part in above if part.lower() in _SPLIT_NAMES]
-    if not label or (not found and label.lower() in _SPLIT_NAMES):
+    found = [SPLIT_WORDS[part.lower()] for part in above if part.lower() in SPLIT_WORDS]
+    if not label or (not found and label.lower() in SPLIT_WORDS):
         raise InvalidDataset(
             f"{name!r} stands in no folder of a class; an image's folder is its class, as in "
             "train/cat/1.jpg or cat/1.jpg"
@@ -132,11 +125,6 @@ def _entry(member: ArchiveMember) -> _Entry:
             "image"
         )
     return _Entry(member, found[-1] if found else "all", label)
-
-
-def _splits(entries: list[_Entry]) -> list[str]:
-    there = {entry.split for entry in entries}
-    return [split for split in SPLITS if split in there]
 
 
 # --- images ----------------------------------------------------------------------------------

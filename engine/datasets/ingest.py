@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from engine.datasets.digits import write_digits
 from engine.datasets.formats import formats, having
-from engine.datasets.readers.digits import write_digits
 from engine.datasets.reading import ReadOptions
 from engine.datasets.writer import DatasetWriter, sync_directory
 from glasshouse import jsonio
@@ -66,9 +66,15 @@ def ingest(
         temporary.mkdir()
         writer = DatasetWriter(temporary, max_bytes=max_out_bytes)
         if source is None:
-            _write_builtin(name, writer)
+            if name != "digits":
+                raise InvalidDataset(f"{name!r} is not a built-in dataset; there is: digits")
+            write_digits(writer)
         else:
-            _check_regular(source)
+            found = source.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise InvalidDataset("the source is not a regular file")
+            if found.st_size == 0:
+                raise InvalidDataset("the file is empty")
             options = ReadOptions(max_out_bytes, header=header, resize=resize)
             _read(source, name, writer, options)
         meta = writer.finish()
@@ -85,12 +91,6 @@ def ingest(
     return meta
 
 
-def _write_builtin(name: str, writer: DatasetWriter) -> None:
-    if name != "digits":
-        raise InvalidDataset(f"{name!r} is not a built-in dataset; there is: digits")
-    write_digits(writer)
-
-
 def _read(source: Path, name: str, writer: DatasetWriter, options: ReadOptions) -> None:
     found = formats().get(name)
     if found is None:
@@ -104,14 +104,6 @@ def _read(source: Path, name: str, writer: DatasetWriter, options: ReadOptions) 
                 f"{option} is for {others} only, and the format is {name}: leave it out"
             )
     found.read(source, writer, options)
-
-
-def _check_regular(source: Path) -> None:
-    found = source.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidDataset("the source is not a regular file")
-    if found.st_size == 0:
-        raise InvalidDataset("the file is empty")
 
 
 def limit_process(*, max_memory_bytes: int, max_cpu_s: int) -> None:
@@ -157,25 +149,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         answer: dict[str, Any] = {"ok": True, "meta": meta}
     except ServiceError as error:
-        answer = _problem(error.code, error.detail)
+        answer = _problem(error)
     except MemoryError:
-        answer = _problem(
-            InvalidDataset().code,
-            f"reading the file takes more than the {options.max_memory_bytes:,} bytes of memory "
-            "that it may; make its rows smaller, or raise the limit",
-        )
+        most = f"{options.max_memory_bytes:,} bytes of memory"
+        answer = _problem(_too_much(most, "make its rows smaller"))
     except CpuTimeSpent:
-        answer = _problem(
-            InvalidDataset().code,
-            f"reading the file takes more than the {options.max_cpu_s} s of processor time that "
-            "it may; upload less, or raise the limit",
-        )
+        answer = _problem(_too_much(f"{options.max_cpu_s} s of processor time", "upload less"))
     sys.stdout.write(jsonio.dumps(answer) + "\n")
     return 0
 
 
-def _problem(code: str, detail: str) -> dict[str, Any]:
-    return {"ok": False, "problem": {"code": code, "detail": detail}}
+def _too_much(most: str, fix: str) -> InvalidDataset:
+    what = f"reading the file takes more than the {most} that it may"
+    return InvalidDataset(f"{what}; {fix}, or raise the limit")
+
+
+def _problem(error: ServiceError) -> dict[str, Any]:
+    return {"ok": False, "problem": {"code": error.code, "detail": error.detail}}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

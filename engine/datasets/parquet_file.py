@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
 from engine.datasets.writer import (
     MAX_COLUMNS,
     MAX_NAME_LENGTH,
+    Column,
     DatasetWriter,
-    NumberColumnWriter,
     RaggedColumnWriter,
     TextColumnWriter,
 )
@@ -30,8 +31,6 @@ _MAX_METADATA_ITEMS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a column's type declares."""
-
     dtype: np.dtype[Any] | None
     """None: texts."""
     is_list: bool = False
@@ -113,9 +112,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _is_list(kind: Any) -> bool:
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _dtype_of(kind: Any, field: Any) -> np.dtype[Any]:
@@ -173,9 +171,7 @@ def _refuse_rows(name: str, first: int, count: int) -> None:
 # --- values ----------------------------------------------------------------------------------
 
 
-def _begin(
-    writer: DatasetWriter, name: str, kind: _Kind
-) -> NumberColumnWriter | RaggedColumnWriter | TextColumnWriter:
+def _begin(writer: DatasetWriter, name: str, kind: _Kind) -> Column:
     if kind.dtype is None:
         return writer.texts("all", name)
     if kind.is_list:
@@ -199,12 +195,7 @@ def _plain(array: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _write(
-    array: Any,
-    column: NumberColumnWriter | RaggedColumnWriter | TextColumnWriter,
-    name: str,
-    first: int,
-) -> None:
+def _write(array: Any, column: Column, name: str, first: int) -> None:
     if isinstance(column, TextColumnWriter):
         texts = array.to_pylist()
         column.append([b"" if text is None else text.encode() for text in texts])
@@ -216,24 +207,19 @@ def _write(
         items = array
         while _is_list(items.type):
             items = items.flatten()
-        column.append(_inner_numbers(items, name, lengths, first), lengths)
+        if items.null_count and not pa.types.is_floating(items.type):
+            at = int(np.flatnonzero(items.is_null())[0])
+            step = at // max(1, len(items) // max(1, int(lengths.sum())))
+            row = int(np.searchsorted(np.cumsum(lengths), step, side="right"))
+            _refuse(name, first + row, "a null inside of its list")
+        column.append(_numbers(items, np.dtype(items.type.to_pandas_dtype())), lengths)
     else:
         column.append(_numbers(array, column.dtype))
 
 
 def _lengths(array: Any) -> NDArray[np.int64]:
-    if pa.types.is_fixed_size_list(array.type):
-        return np.full(len(array), array.type.list_size, np.int64)
-    return array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _inner_numbers(items: Any, name: str, lengths: NDArray[np.int64], first: int) -> NDArray[Any]:
-    if items.null_count and not pa.types.is_floating(items.type):
-        at = int(np.flatnonzero(items.is_null())[0])
-        step = at // max(1, len(items) // max(1, int(lengths.sum())))
-        row = int(np.searchsorted(np.cumsum(lengths), step, side="right"))
-        _refuse(name, first + row, "a null inside of its list")
-    return _numbers(items, np.dtype(items.type.to_pandas_dtype()))
+    lengths = pc.list_value_length(array)  # pyright: ignore[reportAttributeAccessIssue]
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -6,24 +6,32 @@ Columns are appended block by block, so a dataset of any size needs a few megaby
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.column_stats import CountBudget, NumberStats, TextStats
-from engine.datasets.token_counts import TextTokens, TokenBudget
+from engine.datasets.column_stats import UNITS, Budget, NumberStats, TextStats, TokenCounts
 from glasshouse import jsonio
 from glasshouse.errors import InvalidDataset
 
 SPLITS = ("train", "validation", "test", "all")
+SPLIT_WORDS = {"train": "train", "test": "test"} | dict.fromkeys(
+    ("validation", "valid", "val"), "validation"
+)
+"""What a file may call its splits."""
 MAX_COLUMNS = 10_000
 MAX_RANK = 8
 MAX_NAME_LENGTH = 200
 MAX_LENGTHS = 1000
 """The maximum number of unique row lengths in a column that are counted individually."""
+_MAX_COUNTED = 200_000
+MAX_TOKENS = 300_000
+"""The number of unique tokens that all columns of a dataset together may store."""
 _HEADER_BYTES = 256  # space for eight axes of twenty digits, so that rows can be filled in last
 
 
@@ -31,14 +39,14 @@ class _NpyFile:
     """A .npy file with one writer that grows; its header is written when the length is known."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._path = path
+        self.path = path
         self._dtype = dtype
         self._shape = shape
         path.write_bytes(bytes(_HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
         # Opened for each block: a wide table has more columns than a process has file descriptors.
-        with self._path.open("ab") as file:
+        with self.path.open("ab") as file:
             file.write(values.data)
 
     def finish(self, length: int, row: tuple[int, ...] | None = None) -> None:
@@ -46,7 +54,7 @@ class _NpyFile:
         shape = (length, *(self._shape if row is None else row))
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         text = repr(header).ljust(_HEADER_BYTES - 11) + "\n"
-        with self._path.open("r+b") as file:
+        with self.path.open("r+b") as file:
             file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("latin-1"))
             file.flush()
             os.fsync(file.fileno())
@@ -85,23 +93,48 @@ class NumberColumnWriter:
         self._file.finish(self.rows)
 
 
-class RaggedColumnWriter:
+class _Lists:
+    """The values of rows of different lengths, one after another, and the offset of each row."""
+
+    def __init__(
+        self,
+        writer: "DatasetWriter",
+        values: tuple[Path, np.dtype[Any], tuple[int, ...]],
+        offsets: Path,
+    ) -> None:
+        self._writer = writer
+        self._values = _NpyFile(*values)
+        self._offsets = _NpyFile(offsets, np.dtype(np.int64), ())
+        self._offsets.append(np.zeros(1, np.int64))
+        self._end = 0
+        self.rows = 0
+
+    def _add(self, flat: NDArray[Any], lengths: Sequence[int] | NDArray[np.int64]) -> None:
+        ends = np.cumsum(lengths, dtype=np.int64) + self._end
+        self._writer.account(flat.nbytes + ends.nbytes)
+        self._offsets.append(ends)
+        if flat.size:
+            self._values.append(flat)
+        self._end = int(ends[-1])
+        self.rows += len(ends)
+
+    def finish(self) -> None:
+        """Complete both files and sync them to disk."""
+        self._values.finish(self._end)
+        self._offsets.finish(self.rows + 1)
+
+
+class RaggedColumnWriter(_Lists):
     """Writes a column of one split: lists of different lengths, of values of one shape."""
 
     def __init__(
         self, writer: "DatasetWriter", path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> None:
-        self._writer = writer
-        self._values = _NpyFile(path, dtype, shape)
-        self._offsets_path = path.with_suffix(".offsets.npy")
-        self._offsets = _NpyFile(self._offsets_path, np.dtype(np.int64), ())
-        self._offsets.append(np.zeros(1, np.int64))
+        super().__init__(writer, (path, dtype, shape), path.with_suffix(".offsets.npy"))
         self.dtype = dtype
         self.shape = shape
-        self._end = 0
-        self.rows = 0
         self._shortest, self._longest = np.iinfo(np.int64).max, 0
-        self._counts: dict[int, int] | None = {}
+        self._counts: Counter[int] | None = Counter()
         self.stats = NumberStats(writer.count_budget, scalar=False, listed=False)
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
@@ -109,25 +142,15 @@ class RaggedColumnWriter:
         if lengths.size == 0:
             return
         flat = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1)
-        ends = np.cumsum(lengths, dtype=np.int64) + self._end
-        self._writer.account(flat.nbytes + ends.nbytes)
-        self._offsets.append(ends)
+        self._add(flat, lengths)
         if flat.size:
-            self._values.append(flat)
             self.stats.update(flat)
-        self._end = int(ends[-1])
-        self.rows += lengths.size
         self._shortest = min(self._shortest, int(lengths.min()))
         self._longest = max(self._longest, int(lengths.max()))
-        self._count(lengths)
-
-    def _count(self, lengths: NDArray[np.int64]) -> None:
-        if self._counts is None:
-            return
-        for length, rows in zip(*np.unique(lengths, return_counts=True), strict=True):
-            self._counts[int(length)] = self._counts.get(int(length), 0) + int(rows)
-        if len(self._counts) > MAX_LENGTHS:
-            self._counts = None
+        if self._counts is not None:
+            self._counts.update(lengths.tolist())
+            if len(self._counts) > MAX_LENGTHS:
+                self._counts = None
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -139,51 +162,31 @@ class RaggedColumnWriter:
         """Each length and how many rows have it, ascending; None: there are too many lengths."""
         return None if self._counts is None else [[*item] for item in sorted(self._counts.items())]
 
-    def finish(self, length: int | None = None) -> None:
-        """Complete the files and sync them to disk; with ``length`` as a column of tensors.
-
-        Rows that all have the same length need no offsets.
-        """
-        if length is None:
-            self._values.finish(self._end)
-            self._offsets.finish(self.rows + 1)
-            return
+    def finish_even(self, length: int) -> None:
+        """Complete the file as a column of tensors: rows of one length need no offsets."""
         self._values.finish(self.rows, (length, *self.shape))
-        self._offsets_path.unlink()
+        self._offsets.path.unlink()
 
 
-class TextColumnWriter:
+class TextColumnWriter(_Lists):
     """Writes a column of one split: UTF-8 texts, as their bytes and the offset of each."""
 
     def __init__(self, writer: "DatasetWriter", path: Path) -> None:
-        self._writer = writer
-        self._offsets = _NpyFile(path, np.dtype(np.int64), ())
-        self._bytes = _NpyFile(path.with_suffix(".bytes.npy"), np.dtype(np.uint8), ())
-        self._offsets.append(np.zeros(1, np.int64))
-        self._end = 0
-        self.rows = 0
+        super().__init__(
+            writer, (path.with_suffix(".bytes.npy"), np.dtype(np.uint8), ()), offsets=path
+        )
         self.stats = TextStats(writer.count_budget)
-        self.tokens = TextTokens(writer.token_budget)
+        self.tokens = {unit: TokenCounts(writer.token_budget, UNITS[unit]) for unit in UNITS}
 
     def append(self, texts: Sequence[bytes]) -> None:
         """Add one UTF-8 text per row."""
         if not texts:
             return
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64) + self._end
-        joined = np.frombuffer(b"".join(texts), np.uint8)
-        self._writer.account(ends.nbytes + joined.nbytes)
-        self._offsets.append(ends)
-        if joined.size:
-            self._bytes.append(joined)
+        self._add(np.frombuffer(b"".join(texts), np.uint8), [len(text) for text in texts])
         self.stats.update(texts)
-        self.tokens.update(texts)
-        self._end = int(ends[-1])
-        self.rows += len(texts)
-
-    def finish(self) -> None:
-        """Complete both files and sync them to disk."""
-        self._offsets.finish(self.rows + 1)
-        self._bytes.finish(self._end)
+        decoded = [text.decode() for text in texts]
+        for counts in self.tokens.values():
+            counts.update(decoded)
 
 
 Column = NumberColumnWriter | RaggedColumnWriter | TextColumnWriter
@@ -199,8 +202,8 @@ class DatasetWriter:
         self._declared: dict[str, dict[str, Any]] = {}
         self._splits: dict[str, dict[str, Column]] = {}
         self._notes: list[dict[str, str]] = []
-        self.count_budget = CountBudget()
-        self.token_budget = TokenBudget()
+        self.count_budget = Budget(_MAX_COUNTED)
+        self.token_budget = Budget(MAX_TOKENS)
 
     def numbers(
         self, split: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()
@@ -208,8 +211,7 @@ class DatasetWriter:
         """Create a column of numbers."""
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": list(shape)})
-        column = NumberColumnWriter(self, path, native, shape)
-        self._splits[split][name] = column
+        column = self._splits[split][name] = NumberColumnWriter(self, path, native, shape)
         return column
 
     def ragged(
@@ -221,14 +223,13 @@ class DatasetWriter:
         """
         native = dtype.newbyteorder("=")
         path = self._place(split, name, {"dtype": native.name, "shape": [None, *shape]})
-        column = RaggedColumnWriter(self, path, native, shape)
-        self._splits[split][name] = column
+        column = self._splits[split][name] = RaggedColumnWriter(self, path, native, shape)
         return column
 
     def texts(self, split: str, name: str) -> TextColumnWriter:
         """Create a column of texts."""
-        column = TextColumnWriter(self, self._place(split, name, {"dtype": "string", "shape": []}))
-        self._splits[split][name] = column
+        path = self._place(split, name, {"dtype": "string", "shape": []})
+        column = self._splits[split][name] = TextColumnWriter(self, path)
         return column
 
     def name_classes(self, name: str, classes: Sequence[str]) -> None:
@@ -291,9 +292,9 @@ class DatasetWriter:
                 "upload less, or raise the limit"
             )
 
-    def scratch(self) -> Path:
-        """Return a path for a temporary file, which must be deleted before `finish`."""
-        return self._directory / "scratch"
+    def scratch(self) -> IO[bytes]:
+        """Open a temporary file on the disk of the dataset; it is deleted when it is closed."""
+        return TemporaryFile(dir=self._directory)
 
     def finish(self) -> dict[str, Any]:
         """Check that the columns agree, complete every file, and return meta.json's content."""
@@ -318,30 +319,34 @@ class DatasetWriter:
         described = dict(self._declared[name])
         columns = {split: self._splits[split][name] for split in rows}
         described["missing"] = sum(column.stats.missing for column in columns.values())
-        ragged = {
-            s: column for s, column in columns.items() if isinstance(column, RaggedColumnWriter)
-        }
-        if not ragged:
-            for column in columns.values():
-                column.finish()
-            return described | _tokens(columns)
+        ragged = {s: item for s, item in columns.items() if isinstance(item, RaggedColumnWriter)}
         lengths = {split: column.lengths for split, column in ragged.items()}
         ends = {item[end] for item in lengths.values() for end in ("min", "max")}
-        same = ends.pop() if len(ends) == 1 and 0 not in ends else None
-        for column in ragged.values():
-            column.finish(same)
-        if same is None:
+        if len(ends) == 1 and 0 not in ends:
+            length = ends.pop()
+            for column in ragged.values():
+                column.finish_even(length)
+            return {**described, "shape": [length, *described["shape"][1:]]}
+        for column in columns.values():
+            column.finish()
+        if ragged:
             counts = {split: column.length_counts for split, column in ragged.items()}
             return {**described, "lengths": lengths, "length_counts": counts}
-        return {**described, "shape": [same, *described["shape"][1:]]}
+        texts = {s: item for s, item in columns.items() if isinstance(item, TextColumnWriter)}
+        if texts:
+            described["tokens"] = {
+                unit: {split: column.tokens[unit].as_dict() for split, column in texts.items()}
+                for unit in UNITS
+            }
+        return described
 
     def _figures(self, split: str, name: str) -> dict[str, Any]:
         column = self._splits[split][name]
-        if not isinstance(column, RaggedColumnWriter):
-            return column.stats.as_dict()
-        lengths = column.lengths
-        mean = lengths["total"] / column.rows
-        return {**column.stats.as_dict(), "lengths": {**lengths, "mean": mean}}
+        figures = column.stats.as_dict()
+        if isinstance(column, RaggedColumnWriter):
+            lengths = column.lengths
+            figures["lengths"] = {**lengths, "mean": lengths["total"] / column.rows}
+        return figures
 
     def _rows_of(self, split: str) -> int:
         columns = self._splits[split]
@@ -362,18 +367,6 @@ class DatasetWriter:
         if count == 0:
             raise InvalidDataset(f"split {split!r} has no rows")
         return count
-
-
-def _tokens(columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the tokens of a text column, by unit and split."""
-    found = {
-        split: column.tokens.as_dict()
-        for split, column in columns.items()
-        if isinstance(column, TextColumnWriter)
-    }
-    units = next(iter(found.values()), {})
-    by_unit = {unit: {split: item[unit] for split, item in found.items()} for unit in units}
-    return {"tokens": by_unit} if by_unit else {}
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -3,13 +3,15 @@
 Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
@@ -18,14 +20,12 @@ from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import unchanged
-from engine.data.batches.batch import Batch
-from engine.data.batches.rows import MemoryRows, Rows
-from engine.data.columns.fields import BadField
+from engine.data.batches.rows import MemoryRows
+from engine.data.columns.fields import BadField, network_shape
 from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.table import Table
 from engine.data.sources.inline import ValueMeaning, inline_rows
 from engine.data.sources.loading import load
-from engine.inference import predictions
 from engine.network.network import Network, needed_layers
 from engine.network.sequence_lengths import stepwise
 from engine.network.shapes import FieldShape, trace
@@ -33,19 +33,23 @@ from engine.training.report import Outputs, RunControl
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import (
-    DenseSequenceField,
+    DenseField,
     Field,
     Graph,
     InferJob,
     IntegerField,
-    IntegerSequenceField,
     Sequences,
     Source,
-    SparseField,
-    SparseFloatField,
     Trained,
+    TrainJob,
 )
 
+CLASS_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
+"""Losses that compare scores of shape [rows, classes] with one class per row."""
+SOFTMAXES = frozenset({"Softmax", "softmax", "LogSoftmax", "log_softmax"})
+FILE = "predictions.csv"
+MAX_LISTED = 1000
+"""Number of unnamed classes that a result lists."""
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
@@ -60,6 +64,21 @@ class Inputs:
     checkpoint: Path
     table: Table | None
     device: torch.device
+
+
+class Classes(NamedTuple):
+    """The classes that the scores of a layer are for."""
+
+    column: str
+    """The data column with the true class."""
+    named: tuple[Any, ...] | None
+    """The names of the classes in order; None: the classes are their numbers."""
+    number: int
+
+    @property
+    def values(self) -> list[Any]:
+        """Return the classes in order."""
+        return list(range(self.number)) if self.named is None else list(self.named)
 
 
 def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
@@ -142,27 +161,41 @@ def run(
     rows = _rows(job, trained_by, inputs)
     steps = _stepwise(trained_by, wanted, rows)
     types = {layer.name: layer.type for layer in trained_by.network.layers}
-    batch_size = job.data.batch_size if job.data is not None else 256
-    known = predictions.classified(trained_by)
+    known = classified(trained_by)
     known = {name: known[name] for name in wanted if name in known}
-    fields = {name: predictions.fields_of(job, name, known) for name in wanted}
-    plan = _Plan(fields, types, batch_size, steps)
-    pieces = _forward(job, network, rows, plan, control=control, out=out)
-    if pieces is None:
-        return "cancelled"
-    _write(join(job, wanted, pieces.joined(job.sequence_layout)), known, out)
+    reads = [
+        (f"{name}/{field}", partial(read_field, field, types[root(name)]))
+        for name in wanted
+        for field in fields_of(job, name, known)
+    ]
+    pieces: dict[str, list[Tensor]] = {key: [] for key, _ in reads}
+    lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
+    batch_size = job.data.batch_size if job.data is not None else 256
+    num_batches = rows.num_batches(batch_size)
+    with torch.inference_mode():
+        for number, batch in enumerate(rows.in_order(batch_size), start=1):
+            if control.cancel_requested:
+                return "cancelled"
+            values = network(batch.tensors)
+            for field, parts in lengths.items():
+                parts.append(batch.lengths[field])
+            for key, read in reads:
+                pieces[key].append(read(values[key.rpartition("/")[0]]).cpu())
+            record = {"type": "progress", "at": now(), "step": number, "num_steps": num_batches}
+            record |= {"epoch": 0, "samples": min(number * batch_size, rows.num_rows)}
+            out.emit(record | {"samples_per_s": None, "eta_s": None})
+            out.settle()
+        tensors: dict[str, Tensor] = {}
+        for key, parts in pieces.items():
+            name = key.rpartition("/")[0]
+            if name not in steps:
+                tensors[key] = torch.cat(parts)
+                continue
+            own = lengths[steps[name]]
+            tensors[key] = (_packed if job.sequence_layout == "packed" else _padded)(parts, own)
+            tensors[f"{name}/lengths"] = torch.cat(own)
+    _write(join(job, wanted, tensors), known, out)
     return "succeeded"
-
-
-class _Plan(NamedTuple):
-    """What is computed, and how much of it at once."""
-
-    wanted: dict[str, tuple[str, ...]]
-    """The requested fields of each layer."""
-    types: dict[str, str]
-    batch_size: int
-    steps: dict[str, str]
-    """The sequence field of each requested output that has a value per step."""
 
 
 def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> MemoryRows:
@@ -203,89 +236,12 @@ def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: MemoryRows) -> d
 
 def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
     """Return the shapes of inline values; a resolved dense field knows its shape."""
-    shapes: dict[str, FieldShape] = {}
-    for name, field in fields.items():
-        if isinstance(field, IntegerField):
-            shapes[name] = FieldShape((), torch.int64, field.dim)
-        elif isinstance(field, SparseField):
-            has_values = isinstance(field, SparseFloatField)
-            shapes[name] = FieldShape(
-                (1,),
-                torch.int64,
-                field.dim,
-                is_sequence=True,
-                has_values=has_values,
-                is_sparse=True,
-            )
-        elif isinstance(field, IntegerSequenceField):
-            padding = field.padding_value
-            shapes[name] = FieldShape((1,), torch.int64, field.dim, True, padding)
-        elif isinstance(field, DenseSequenceField):
-            shapes[name] = FieldShape((1, field.dim), torch.float32, is_sequence=True)
-        else:
-            shapes[name] = FieldShape(field.shape or (), torch.float32)
-    return shapes
-
-
-@torch.inference_mode()
-def _forward(
-    job: InferJob,
-    network: nn.Module,
-    rows: Rows,
-    plan: _Plan,
-    *,
-    control: RunControl,
-    out: Outputs,
-) -> "_Pieces | None":
-    """Run all batches; return the pieces of each ``layer/field``, or None if cancelled."""
-    batch_size = plan.batch_size
-    pieces = _Pieces(plan.steps)
-    num_batches = rows.num_batches(batch_size)
-    for number, batch in enumerate(rows.in_order(batch_size)):
-        if control.cancel_requested:
-            return None
-        values = network(batch.tensors)
-        pieces.note(batch)
-        for name, fields in plan.wanted.items():
-            for field in fields:
-                piece = read_field(field, plan.types[root(name)], values[name])
-                pieces.add(name, field, piece.cpu())
-        done = min((number + 1) * batch_size, rows.num_rows)
-        out.emit(_progress(number + 1, num_batches, done))
-        out.settle()
-    return pieces
-
-
-class _Pieces:
-    """Collects outputs by batch, with the row lengths of those that have a value per step."""
-
-    def __init__(self, steps: Mapping[str, str]) -> None:
-        self._steps = steps
-        self._pieces: dict[str, list[Tensor]] = {}
-        self._lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
-
-    def note(self, batch: Batch) -> None:
-        """Keep a batch's lengths."""
-        for field, parts in self._lengths.items():
-            parts.append(batch.lengths[field])
-
-    def add(self, name: str, field: str, piece: Tensor) -> None:
-        """Keep one batch of an output."""
-        self._pieces.setdefault(f"{name}/{field}", []).append(piece)
-
-    def joined(self, layout: str) -> dict[str, Tensor]:
-        """Return all rows of every output, with the lengths of those that have a value per step."""
-        tensors: dict[str, Tensor] = {}
-        for key, parts in self._pieces.items():
-            name = key.rpartition("/")[0]
-            if name not in self._steps:
-                tensors[key] = torch.cat(parts)
-                continue
-            lengths = self._lengths[self._steps[name]]
-            join_steps = _packed if layout == "packed" else _padded
-            tensors[key] = join_steps(parts, lengths)
-            tensors[f"{name}/lengths"] = torch.cat(lengths)
-        return tensors
+    return {
+        name: FieldShape(field.shape or (), torch.float32)
+        if isinstance(field, DenseField)
+        else network_shape(field, 1, field.dim)
+        for name, field in fields.items()
+    }
 
 
 def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
@@ -307,19 +263,6 @@ def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
     return joined
 
 
-def _progress(step: int, num_steps: int, samples: int) -> dict[str, Any]:
-    return {
-        "type": "progress",
-        "at": now(),
-        "step": step,
-        "num_steps": num_steps,
-        "epoch": 0,
-        "samples": samples,
-        "samples_per_s": None,
-        "eta_s": None,
-    }
-
-
 def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate the layers of each field if requested: along rows (0) or columns (1)."""
     if job.flatten is False:
@@ -332,18 +275,16 @@ def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> 
     return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
 
 
-def _write(
-    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes], out: Outputs
-) -> None:
+def _write(tensors: dict[str, Tensor], known: Mapping[str, Classes], out: Outputs) -> None:
     """Write the result files; also emit small results as an event."""
     out.flush()
     directory = out.directory / "artifacts"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "outputs.safetensors"
-    save_tensors(path, tensors, predictions.names_in(known, tensors))
+    save_tensors(path, tensors, names_in(known, tensors))
     _tell_of(path, "application/vnd.safetensors", out)
-    table = directory / predictions.FILE
-    if predictions.write(table, tensors, known):
+    table = directory / FILE
+    if _write_table(table, tensors, known):
         _tell_of(table, "text/csv", out)
     classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
     found = _small(tensors, known)
@@ -354,21 +295,11 @@ def _write(
 
 
 def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
-    out.emit(
-        {
-            "type": "artifact",
-            "at": now(),
-            "name": path.name,
-            "file": f"artifacts/{path.name}",
-            "media_type": media_type,
-            "size_bytes": path.stat().st_size,
-        }
-    )
+    record = {"type": "artifact", "at": now(), "name": path.name, "media_type": media_type}
+    out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
-def _small(
-    tensors: dict[str, Tensor], known: Mapping[str, predictions.Classes]
-) -> dict[str, Any] | None:
+def _small(tensors: dict[str, Tensor], known: Mapping[str, Classes]) -> dict[str, Any] | None:
     """Return the results as JSON; None: there are none, or they are too large."""
     size = sum(item.numel() * item.element_size() for item in tensors.values())
     if not tensors or size > RESULT_BYTES:
@@ -376,7 +307,7 @@ def _small(
     result = as_result(tensors)
     for name, classes in known.items():
         if f"{name}/id" in tensors:
-            result[name] |= predictions.told(classes, tensors[f"{name}/id"])
+            result[name] |= _told(classes, tensors[f"{name}/id"])
     return result if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES else None
 
 
@@ -392,3 +323,82 @@ def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
         }
         (result.setdefault(layer, {}) if layer else result)[field] = entry
     return result
+
+
+# --- classes ---------------------------------------------------------------------------------
+
+
+def classified(trained_by: Trained) -> dict[str, Classes]:
+    """Return the layers whose outputs are class scores: the inputs of a classification loss.
+
+    A softmax over such an output has the same classes.
+    """
+    found: dict[str, Classes] = {}
+    for loss in trained_by.losses if isinstance(trained_by, TrainJob) else ():
+        field = trained_by.data.fields.get(loss.inputs[-1])
+        if loss.type in CLASS_LOSSES and isinstance(field, IntegerField):
+            column = field.column or loss.inputs[-1]
+            found[loss.inputs[0]] = Classes(column, field.classes, field.dim or 0)
+    for layer in trained_by.network.layers:
+        read = (layer.inputs or ())[:1]
+        if layer.type in SOFTMAXES and read and read[0] in found:
+            found[layer.name] = found[read[0]]
+    return found
+
+
+def fields_of(job: InferJob, name: str, known: Mapping[str, Classes]) -> tuple[str, ...]:
+    """Return the fields that an inference returns for a layer."""
+    if job.fields is not None:
+        return job.fields
+    has_classes = job.flatten is False and name in known
+    return ("value", "id", "prob") if has_classes else ("value",)
+
+
+def names_in(known: Mapping[str, Classes], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata with names in the outputs' file: ``<layer>/classes``, a JSON list."""
+    return {
+        f"{name}/classes": jsonio.dumps(list(classes.named))
+        for name, classes in known.items()
+        if classes.named is not None and f"{name}/id" in tensors
+    }
+
+
+def _told(classes: Classes, ids_N: Tensor) -> dict[str, Any]:
+    """Return a layer's result entries besides its tensors: all classes, and each row's."""
+    values = classes.values
+    dtype = "string" if values and isinstance(values[0], str) else "int64"
+    found: dict[str, Any] = {}
+    if classes.named is not None or classes.number <= MAX_LISTED:
+        shape = [len(values)]
+        found["classes"] = {"dtype": dtype, "shape": shape, "data": values}
+        found["classes"]["column"] = classes.column
+    if classes.named is not None:
+        data = [values[number] for number in ids_N.tolist()]
+        found["class"] = {"dtype": dtype, "shape": [len(data)], "data": data}
+    return found
+
+
+def _write_table(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, Classes]) -> bool:
+    """Write a line per row: its number, and each layer's class and its probability.
+
+    Return whether there is anything to write.
+    """
+    columns: dict[str, Sequence[Any]] = {}
+    for name, classes in known.items():
+        ids_N = tensors.get(f"{name}/id")
+        if ids_N is None:
+            continue
+        columns[f"{name}/id"] = ids_N.tolist()
+        if classes.named is not None:
+            columns[f"{name}/class"] = [classes.named[number] for number in ids_N.tolist()]
+        if f"{name}/prob" in tensors:
+            columns[f"{name}/prob"] = tensors[f"{name}/prob"].tolist()
+    if not columns:
+        return False
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *columns])
+        writer.writerows(
+            [row, *cells] for row, cells in enumerate(zip(*columns.values(), strict=True))
+        )
+    return True

@@ -137,25 +137,20 @@ class Term:
         """Return what a micro-batch adds to its step's loss: 0 if it has nothing to compare."""
         if self.is_sum:
             return self.value(operands)
-        if late is not None:
-            return self._by_rows(operands, own / whole, late)
+        if late is not None:  # its mean times its fraction of the rows, with 0 instead of 0 / 0
+            below = self.denominator(operands, 1)
+            if isinstance(below, Tensor):
+                is_empty = below == 0
+                above = self._summed(operands)
+                mean = above / below.masked_fill(is_empty, 1.0).to(above.dtype)
+            else:
+                mean = self.value(operands) if below else self._summed(operands)
+                is_empty = torch.full((), not below, dtype=torch.bool, device=mean.device)
+            return late.noted(mean * (own / whole), is_empty)
         if isinstance(whole, Tensor):
             above = self._summed(operands)
             return above / whole.to(above.dtype)
         return self.value(operands) * (own / whole) if own else self._summed(operands)
-
-    def _by_rows(
-        self, operands: Sequence[Any], share: Tensor | float, late: LateDenominator
-    ) -> Tensor:
-        """Return a micro-batch's mean times its fraction of the rows, with 0 instead of 0 / 0."""
-        below = self.denominator(operands, 1)
-        if isinstance(below, Tensor):
-            above, is_empty = self._summed(operands), below == 0
-            mean = above / below.masked_fill(is_empty, 1.0).to(above.dtype)
-        else:
-            mean = self.value(operands) if below else self._summed(operands)
-            is_empty = torch.full((), not below, dtype=torch.bool, device=mean.device)
-        return late.noted(mean * share, is_empty)
 
     def of_rows(self, operands: Sequence[Any]) -> Tensor:
         """Return each row's own loss, [B]: the mean if the loss has several values per row.
@@ -173,7 +168,7 @@ class Term:
         each: Tensor = reduced(criterion, "none")(*compared)
         if self.has_lengths and each.dim():
             is_packed = compared[0].shape[:2] != operands[0].shape[:2]
-            return _mean_of_steps(each, operands[-1], is_packed=is_packed)
+            return _mean_of_steps(each, operands[-1].of_rows, is_packed=is_packed)
         if each.dim() == 0 or each.shape[0] != num_rows:
             what = f"gives {list(each.shape)} without its reduction for {num_rows} rows"
             raise ValueError(f"{type(criterion).__name__} {what}")
@@ -190,7 +185,10 @@ class Term:
         _check_steps(lengths, num_steps)
         if lengths.are_all(num_steps):
             return inputs
-        index_S = _places(lengths, num_steps)
+        # The indices of unpadded steps in the flat batch of B times T, without blocking.
+        is_behind_BT = is_padding(lengths.on_host, num_steps)
+        index_S = (~is_behind_BT).reshape(-1).nonzero().reshape(-1)
+        index_S = index_S.to(lengths.of_rows.device, non_blocking=True)
         return [_packed(item, num_steps, index_S) for item in inputs]
 
     def _summed(self, operands: Sequence[Any]) -> Tensor:
@@ -232,13 +230,6 @@ def _check_steps(lengths: Lengths, num_steps: int) -> None:
         raise ValueError(f"its lengths reach {longest}, and axis 1 of its inputs has {num_steps}")
 
 
-def _places(lengths: Lengths, num_steps: int) -> Tensor:
-    """Return the indices of unpadded steps in the flat batch of B times T, without blocking."""
-    is_behind_BT = is_padding(lengths.on_host, num_steps)
-    index_S = (~is_behind_BT).reshape(-1).nonzero().reshape(-1)
-    return index_S.to(lengths.of_rows.device, non_blocking=True)
-
-
 def _packed(item: Tensor, num_steps: int, index_S: Tensor) -> Tensor:
     """Return the unpadded steps of all rows as one axis."""
     if item.dim() == 1:
@@ -248,16 +239,13 @@ def _packed(item: Tensor, num_steps: int, index_S: Tensor) -> Tensor:
     return item.flatten(0, 1).index_select(0, index_S)
 
 
-def _mean_of_steps(each: Tensor, lengths: Lengths, *, is_packed: bool) -> Tensor:
+def _mean_of_steps(each: Tensor, lengths_B: Tensor, *, is_packed: bool) -> Tensor:
     """Return the mean over each row's steps, [B]; 0 for a row without steps."""
-    lengths_B = lengths.of_rows
-    num_rows = len(lengths_B)
     if is_packed:
         each_S = each.reshape(each.shape[0], -1).mean(dim=1)
-        rows_S = torch.repeat_interleave(
-            torch.arange(num_rows, device=each.device), lengths_B, output_size=len(each_S)
-        )
-        total_B = each_S.new_zeros(num_rows).index_add_(0, rows_S, each_S)
+        rows_B = torch.arange(len(lengths_B), device=each.device)
+        rows_S = torch.repeat_interleave(rows_B, lengths_B, output_size=len(each_S))
+        total_B = each_S.new_zeros(len(lengths_B)).index_add_(0, rows_S, each_S)
     else:  # padding contributes 0
         total_B = each.reshape(*each.shape[:2], -1).mean(dim=2).sum(dim=1)
     return total_B / lengths_B.clamp(min=1)

@@ -5,7 +5,7 @@ They are checked before anything runs. Depends on torch, not on data or jobs.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -33,10 +33,17 @@ _BROADCASTS = "Using a target size"
 _CLASS_TARGETS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 
 
+_TORCH_LOSSES: dict[str, type[nn.Module]] = {
+    name: cls
+    for name, cls in vars(nn).items()
+    if isinstance(cls, type) and issubclass(cls, _Loss) and name != "NLLLoss2d"
+}
+
+
 @cache
 def loss_classes() -> dict[str, type[nn.Module]]:
     """Return every loss, by name: torch.nn's, and others."""
-    return dict(sorted((_torch_losses() | other_losses()).items()))
+    return dict(sorted((_TORCH_LOSSES | other_losses()).items()))
 
 
 @cache
@@ -49,16 +56,7 @@ def other_losses() -> dict[str, type[nn.Module]]:
     own: dict[str, type[nn.Module]] = {}
     for module in plugins.modules_of(own_losses):
         own |= getattr(module, "LOSSES", {})
-    return own | plugins.installed_classes("glasshouse.losses", nn.Module, {*own, *_torch_losses()})
-
-
-@cache
-def _torch_losses() -> dict[str, type[nn.Module]]:
-    return {
-        name: cls
-        for name, cls in sorted(vars(nn).items())
-        if isinstance(cls, type) and issubclass(cls, _Loss) and name != "NLLLoss2d"
-    }
+    return own | plugins.installed_classes("glasshouse.losses", nn.Module, {*own, *_TORCH_LOSSES})
 
 
 class LossValue(NamedTuple):
@@ -92,12 +90,14 @@ class Losses(nn.Module):
         self.weights = [spec.weight for spec in specs]
         both = zip(self.criteria, specs, strict=True)
         self.terms = [Term(item, has_lengths=bool(spec.lengths)) for item, spec in both]
-        self._reads = [name for spec in specs for name in spec.reads]
-        ends = [*accumulate((len(spec.reads) for spec in specs), initial=0)]
+        self._reads = [
+            (name, bool(spec.lengths) and number + 1 == len(spec.reads))
+            for spec in specs
+            for number, name in enumerate(spec.reads)
+        ]
+        """The names of all operands, and whether each is lengths."""
+        ends = accumulate((len(spec.reads) for spec in specs), initial=0)
         self._slices = [slice(*both) for both in pairwise(ends)]
-        self._lengths = frozenset(
-            end - 1 for end, spec in zip(ends[1:], specs, strict=True) if spec.lengths
-        )
 
     @staticmethod
     def of(job: TrainJob) -> "Losses":
@@ -124,9 +124,9 @@ class Losses(nn.Module):
         """Return what the losses compare, and the lengths that they use, in the order of a call."""
         return [
             Lengths(values[name], values.get(host_lengths_of(name)))
-            if position in self._lengths
+            if is_lengths
             else in_float32(values[name])
-            for position, name in enumerate(self._reads)
+            for name, is_lengths in self._reads
         ]
 
     def split(self, operands: Sequence[Any]) -> list[tuple[Term, Sequence[Any]]]:
@@ -271,30 +271,24 @@ def _blamed(loss: Loss, inputs: Sequence[Tensor], pointer: str) -> str:
     found = arguments.blame(attempt, dict(loss.args), at) if loss.args else ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return found if len(found) > len(at) and _works(attempt) else f"{pointer}/inputs"
-
-
-def _works(attempt: Callable[..., Any]) -> bool:
-    with contextlib.suppress(Exception):
-        attempt()
-        return True
-    return False
+        if len(found) > len(at):
+            with contextlib.suppress(Exception):
+                attempt()
+                return found
+        return f"{pointer}/inputs"
 
 
 def _run_loss(criterion: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     if isinstance(criterion, nn.CTCLoss):  # it reads lengths, which meta tensors do not have
-        found: Tensor = criterion(*[_few_steps(item) for item in inputs])
-        return found
+        zeros: list[Tensor] = []
+        for item in inputs:  # of scores [steps, rows, classes] two steps do
+            shape = (min(2, item.shape[0]), *item.shape[1:]) if item.dim() == 3 else item.shape
+            zeros.append(torch.zeros(shape, dtype=item.dtype, requires_grad=item.requires_grad))
+        return criterion(*zeros)
     try:
         return criterion.to("meta")(*inputs)
     except NotImplementedError:  # no meta kernel: use a tiny batch of real numbers
         return criterion.to_empty(device="cpu")(*[tiny(item) for item in inputs])
-
-
-def _few_steps(item: Tensor) -> Tensor:
-    """Return zeros of the same shape; for scores [steps, rows, classes] at most two steps."""
-    shape = (min(2, item.shape[0]), *item.shape[1:]) if item.dim() == 3 else item.shape
-    return torch.zeros(shape, dtype=item.dtype, requires_grad=item.requires_grad)
 
 
 def _check_classes(

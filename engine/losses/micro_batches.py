@@ -9,7 +9,7 @@ then in memory together, without activations.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
@@ -32,51 +32,34 @@ class MicroBatches:
     """Gives each micro-batch of a job's steps its place in the step."""
 
     def __init__(self, job: TrainJob, loss_fn: Losses) -> None:
-        self._denominators = Denominators(job, loss_fn)
+        self._losses = [*zip(job.losses, loss_fn.terms, strict=True)]
+        targets = [_targets_of(job, item, term) for item, term in self._losses]
+        self._read = tuple(dict.fromkeys(chain.from_iterable(targets)))
+        self.are_rows = not self._read
+        """Whether all denominators are proportional to rows."""
+        self._job = job
 
     def of_step(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
         """Yield the next batches, with ``sizes`` rows, as the micro-batches of a step."""
         if len(sizes) == 1:
             yield next(batches), None, True
-        elif self._denominators.are_rows:
-            yield from self._by_rows(batches, sizes)
+            return
+        if self.are_rows:
+            owns = [(float(size),) * len(self._losses) for size in sizes]
+            are_late = (False,) * len(self._losses)
         else:
-            yield from self._by_targets(batches, sizes)
-
-    def _by_rows(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        number = self._denominators.number
-        whole = (float(sum(sizes)),) * number
-        for at, size in enumerate(sizes, 1):
-            yield next(batches), StepPart((float(size),) * number, whole), at == len(sizes)
-
-    def _by_targets(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        held = deque(islice(batches, len(sizes)))
-        both = zip(held, sizes, strict=True)
-        owns = [self._denominators.of(batch, size) for batch, size in both]
+            held = deque(islice(batches, len(sizes)))
+            owns = [self.denominators(*both) for both in zip(held, sizes, strict=True)]
+            are_late = self.are_late
+            batches = (held.popleft() for _ in sizes)
         whole = total(owns)
         empty: list[dict[int, Tensor]] = [{} for _ in whole]
         for number, own in enumerate(owns):
-            late = [LateDenominator(number, len(owns), noted) for noted in empty]
-            both = zip(late, self._denominators.are_late, strict=True)
-            batch = held.popleft()
-            part = StepPart(own, whole, tuple(item if is_late else None for item, is_late in both))
-            yield batch, part, not held
-
-
-class Denominators:
-    """Computes the denominators of a micro-batch's losses before its forward pass."""
-
-    def __init__(self, job: TrainJob, loss_fn: Losses) -> None:
-        self._losses = [*zip(job.losses, loss_fn.terms, strict=True)]
-        self.number = len(self._losses)
-        self._read = tuple(
-            dict.fromkeys(
-                name for item, term in self._losses for name in _targets_of(job, item, term)
+            late = tuple(
+                LateDenominator(number, len(owns), noted) if is_late else None
+                for noted, is_late in zip(empty, are_late, strict=True)
             )
-        )
-        self.are_rows = not self._read
-        """Whether all of them are proportional to rows."""
-        self._job = job
+            yield next(batches), StepPart(own, whole, late), number + 1 == len(owns)
 
     @cached_property
     def are_late(self) -> tuple[bool, ...]:
@@ -99,7 +82,7 @@ class Denominators:
         known = self._known
         return Network(self._job.network, known, prune=True) if known else None
 
-    def of(self, batch: Mapping[str, Tensor], num_rows: int) -> tuple[Denominator, ...]:
+    def denominators(self, batch: Mapping[str, Tensor], num_rows: int) -> tuple[Denominator, ...]:
         """Return the denominators of each loss over a batch of ``num_rows`` rows.
 
         Raises:
@@ -121,9 +104,8 @@ class Denominators:
             return float(num_rows)  # only the forward pass computes them
         operands: list[object] = [values.get(name) for name in item.inputs]
         if item.lengths:
-            operands.append(
-                Lengths(values[item.lengths], values.get(host_lengths_of(item.lengths)))
-            )
+            on_host = values.get(host_lengths_of(item.lengths))
+            operands.append(Lengths(values[item.lengths], on_host))
         return term.denominator(operands, num_rows)
 
 
@@ -142,13 +124,10 @@ def _targets_of(job: TrainJob, item: Loss, term: Term) -> list[str]:
     if term.is_sum:
         return []
     found = [item.lengths] if item.lengths else []
-    if _is_of_classes(term) and not _counts_all(job, item, term.criterion):
+    is_of_classes = isinstance(term.criterion, OF_CLASSES)
+    if is_of_classes and not _counts_all(job, item, term.criterion):
         found.append(item.inputs[1])
     return found
-
-
-def _is_of_classes(term: Term) -> bool:
-    return isinstance(term.criterion, OF_CLASSES)
 
 
 def _counts_all(job: TrainJob, item: Loss, criterion: nn.Module) -> bool:
@@ -156,10 +135,8 @@ def _counts_all(job: TrainJob, item: Loss, criterion: nn.Module) -> bool:
     field = job.data.fields.get(item.inputs[1])
     if isinstance(field, DenseField | DenseSequenceField):
         return True  # probabilities
-    if (
-        not isinstance(field, IntegerField)
-        or field.dim is None
-        or isinstance(criterion.weight, Tensor)
-    ):
+    if not isinstance(field, IntegerField) or field.dim is None:
+        return False
+    if isinstance(criterion.weight, Tensor):
         return False
     return not 0 <= int(criterion.ignore_index) < field.dim  # pyright: ignore[reportArgumentType]

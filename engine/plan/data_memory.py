@@ -10,7 +10,7 @@ import torch
 from engine.core.problems import Findings
 from engine.data.batches.shuffle_pool import Pool
 from engine.data.columns.fields import BadField, column_view, field_shape, num_steps
-from engine.data.sources.reading import LIST_BYTES
+from engine.data.sources.streamed import LIST_BYTES
 from engine.data.sources.text_windows import num_windows, part_of
 from engine.network.shapes import FieldShape
 from glasshouse.spec import (

@@ -14,7 +14,7 @@ from engine.core.tensor_names import lengths_of, root
 from engine.data.batches.batch_counts import BatchCounts
 from engine.losses.loss_sums import OF_CLASSES, reduced
 from engine.losses.losses import Losses, build_loss, pointer_of, try_loss
-from engine.losses.micro_batches import Denominators, is_known_before
+from engine.losses.micro_batches import MicroBatches, is_known_before
 from engine.network.network import needed_layers
 from engine.network.sequence_lengths import Steps, steps_of
 from engine.network.shapes import FieldShape, Trace, trace
@@ -115,7 +115,7 @@ def waiting_bytes(
     ``pace``: the number of batches of an epoch, if known.
     """
     most = spec.accumulate if pace is None else min(spec.accumulate, pace.batches)
-    if most < 2 or Denominators(spec, Losses.of(spec)).are_rows:
+    if most < 2 or MicroBatches(spec, Losses.of(spec)).are_rows:
         return 0
     return (most - 1) * sum(item.nbytes for item in batch().values())
 

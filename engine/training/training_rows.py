@@ -10,14 +10,12 @@ from engine.core.spool import now
 from engine.core.tensor_names import root
 from engine.data.augmentation.augmenting import Augmenting, unchanged
 from engine.data.batches.batching import bucket_field
-from engine.data.batches.prefetch import Prefetcher
-from engine.data.batches.rows import Rows
+from engine.data.batches.rows import Prefetcher, Rows
 from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.joined import Joined, JoinedStored, TablePart, name_of
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.data.sources.streamed_windows import WindowReader
 from engine.training.report import Outputs, RunControl

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from engine.core.snapshot import take
 from engine.data.augmentation.augmenting import Augmenting
-from engine.data.columns.staging import gathered
+from engine.data.columns.loaded import gathered
 from glasshouse.spec.augmentation import Augment
 from tests.unit.engine import ragged
 from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture

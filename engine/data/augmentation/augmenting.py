@@ -5,14 +5,19 @@ It does not depend on its batch, on what created the batch, or on earlier random
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from engine.data.augmentation.affine import change, rotate
-from engine.data.augmentation.colors import jitter
-from engine.data.augmentation.erasing import add_noise, erase
-from engine.data.augmentation.flips_and_crops import crop, flip_horizontally, flip_vertically
+from engine.data.augmentation.geometry import (
+    change,
+    crop,
+    flip_horizontally,
+    flip_vertically,
+    rotate,
+)
+from engine.data.augmentation.pixels import add_noise, erase, jitter
 from engine.data.augmentation.random_numbers import RowRandom, key_of
 from glasshouse.spec import DenseField, Field
 from glasshouse.spec.augmentation import Augment
@@ -62,13 +67,10 @@ class Augmenting:
         ``rows_B``: the row numbers, in host memory. Values are float32 [B, channels, height,
         width], before they are normalized; so are the results.
         """
-        return {name: self._change(name, rows_B, epoch) for name in self._wanted}
+        return {name: partial(self._changed, name, rows_B, epoch) for name in self._wanted}
 
-    def _change(self, name: str, rows_B: Tensor, epoch: int) -> Change:
-        def changed(x_BCHW: Tensor) -> Tensor:
-            for place, item in enumerate(self._wanted[name]):
-                chance = RowRandom(key_of(self._seed, epoch, name, place), rows_B)
-                x_BCHW = APPLIED[item.type](x_BCHW, chance, item.args)
-            return x_BCHW
-
-        return changed
+    def _changed(self, name: str, rows_B: Tensor, epoch: int, x_BCHW: Tensor) -> Tensor:
+        for place, item in enumerate(self._wanted[name]):
+            chance = RowRandom(key_of(self._seed, epoch, name, place), rows_B)
+            x_BCHW = APPLIED[item.type](x_BCHW, chance, item.args)
+        return x_BCHW

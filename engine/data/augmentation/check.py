@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.core.problems import Findings
-from engine.data.augmentation.flips_and_crops import sides
+from engine.data.augmentation.geometry import sides
 from engine.network.shapes import FieldShape
 from glasshouse.spec import DenseField, Field
 from glasshouse.spec.augmentation import (

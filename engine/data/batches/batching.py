@@ -9,7 +9,7 @@ from engine.data.batches.batch import Batch
 from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
 from engine.data.batches.rows import MemoryRows, Rows, sizes_of_parts
-from engine.data.columns.ragged import LoadedSequence
+from engine.data.columns.loaded import LoadedSequence
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
 

@@ -5,10 +5,15 @@ suffixes: B = rows of a batch, N = rows of the split.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
+from operator import itemgetter
 from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +21,49 @@ from torch import Tensor
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
 from engine.data.batches.batch import Batch, Taken, numbers_of
-from engine.data.batches.prefetch import Prefetcher
-from engine.data.columns.loaded import LoadedField
+from engine.data.columns.loaded import LoadedField, LoadedSequence, moved
 from engine.data.columns.prepared import Prepared
-from engine.data.columns.ragged import LoadedSequence
-from engine.data.columns.staging import moved
 
 _EPOCH_STRIDE = 1_000_003
 
 Loaded = LoadedField | LoadedSequence
+Key = TypeVar("Key")
+Made = TypeVar("Made")
+
+
+class Prefetcher(Generic[Made]):
+    """Runs tasks in order, ahead of the consumer of their results."""
+
+    def __init__(self, workers: int = 0) -> None:
+        """``workers``: number of threads; with 0 each task runs when its result is needed."""
+        self.workers = workers
+        self._threads: ThreadPoolExecutor | None = None
+
+    def each(self, tasks: Iterable[tuple[Key, Callable[[], Made]]]) -> Iterator[tuple[Key, Made]]:
+        """Yield each key with the result of its task."""
+        if not self.workers:
+            for key, task in tasks:
+                yield key, task()
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="data")
+        waiting: deque[tuple[Key, Future[Made]]] = deque()
+        for key, task in tasks:
+            waiting.append((key, self._threads.submit(task)))
+            if len(waiting) > self.workers:
+                first, made = waiting.popleft()
+                yield first, made.result()
+                del made  # free it before the next one is ready
+        while waiting:
+            key, made = waiting.popleft()
+            yield key, made.result()
+            del made
+
+    def close(self) -> None:
+        """End the threads. Running tasks complete; the others are cancelled."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
 
 
 class Rows(ABC):
@@ -40,6 +79,8 @@ class Rows(ABC):
         """The statistics and vocabularies of the training rows; None: there are none."""
         self.augmenting: Augmenting | None = None
         """The augmentation of rows that are trained on; None: there is none."""
+        self.ahead: Prefetcher[Any] = Prefetcher()
+        """Prefetches the batches of an epoch, or their rows."""
         self.num_rows = num_rows
         self.device = device
         self.home = home
@@ -74,9 +115,9 @@ class Rows(ABC):
         batch is split into. ``trained_in``: as in `batch`.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """Stop prefetching."""
+        """Stop the threads that prefetch."""
+        self.ahead.close()
 
     def numbers(self, taken: Taken) -> Tensor:
         """Return the row numbers, in the split, of a batch."""
@@ -124,8 +165,6 @@ class MemoryRows(Rows):
         home = next(iter(fields.values())).values.device if fields else device
         super().__init__(num_rows, device, home, numbers)
         self.fields = fields
-        self.ahead: Prefetcher[Batch] = Prefetcher()
-        """Prefetches the batches of an epoch."""
 
     def batch(
         self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
@@ -173,14 +212,11 @@ class MemoryRows(Rows):
     def _each(
         self, batches: Iterable[tuple[Taken, Taken]], trained_in: int | None
     ) -> Iterator[Batch]:
-        """Yield batches from their rows, and from the same rows in host memory."""
+        calls = ((*rows, trained_in) for rows in batches)
         if not self.ahead.workers:
-            for rows_B, host_B in batches:
-                yield self.batch(rows_B, host_B, trained_in)
-            return
-        tasks = ((None, partial(self.batch, *rows, trained_in)) for rows in batches)
-        for _, batch in self.ahead.each(tasks):
-            yield batch
+            return starmap(self.batch, calls)
+        tasks = ((None, partial(self.batch, *call)) for call in calls)
+        return map(itemgetter(1), self.ahead.each(tasks))  # keeps no batch while it makes the next
 
     def longest(self) -> dict[str, int]:
         """Return the steps of the longest row of each sequence field, at least one."""
@@ -189,10 +225,6 @@ class MemoryRows(Rows):
             for name, item in self.fields.items()
             if isinstance(item, LoadedSequence)
         }
-
-    def close(self) -> None:
-        """Stop prefetching."""
-        self.ahead.close()
 
 
 def tensors_of(

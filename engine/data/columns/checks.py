@@ -1,6 +1,6 @@
 """Check rows: which do not fit a field, and how to report one. Uses numpy only."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.data.columns.ragged import RaggedColumn, forget_pages
+from engine.data.columns.ragged import Kept, RaggedColumn, forget_pages
 from glasshouse.errors import DataFailed
+from glasshouse.spec import DenseField, DenseSequenceField, Normalize
 
 _CHUNK_VALUES = 1 << 20
 OnBadRow = Literal["fail", "drop"]
@@ -23,24 +24,14 @@ class BadRows:
     what: str
     """The reason in words, as counted in an event ``dropped``."""
     rows: NDArray[np.int64]
-    """Their numbers in the split, ascending; at least one."""
+    """Their numbers in the split, ascending; may be none."""
     failure: Callable[[int], DataFailed]
     """Creates the error for one of them."""
 
 
-@dataclass(frozen=True)
-class GoodRows:
-    """The rows that remain."""
-
-    rows: Tensor | None
-    """Row numbers, ascending; None: all rows of the split."""
-    left_out: dict[str, int]
-    """What was dropped, in words, and how many rows."""
-
-
 def without(
     flaws: Iterable[BadRows], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
-) -> GoodRows:
+) -> Kept:
     """Return the rows of a source that fit all fields. A row counts for its first flaw only.
 
     Raises:
@@ -59,28 +50,23 @@ def without(
             left_out[flaw.what] = int(bad.size)
             is_taken[bad] = False
     if not left_out:
-        return GoodRows(rows, {})
-    return GoodRows(torch.from_numpy(np.flatnonzero(is_taken)), left_out)
+        return Kept(rows, {})
+    return Kept(torch.from_numpy(np.flatnonzero(is_taken)), left_out)
 
 
 def bad_places(
     values: NDArray[Any], is_bad: Callable[[NDArray[Any]], NDArray[np.bool_]]
 ) -> NDArray[np.int64]:
     """Return the indices along a column's first axis where a value is bad, in bounded memory."""
-    found: list[NDArray[np.int64]] = []
-    for start, part in _parts(values):
+    found = [np.empty(0, np.int64)]
+    step = max(1, _CHUNK_VALUES // max(1, int(np.prod(values.shape[1:]))))
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
         marks = is_bad(part)
         if marks.any():
             found.append(np.flatnonzero(marks.reshape(len(part), -1).any(axis=1)) + start)
         forget_pages(values)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def _parts(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    width = max(1, int(np.prod(values.shape[1:])))
-    step = max(1, _CHUNK_VALUES // width)
-    for start in range(0, len(values), step):
-        yield start, values[start : start + step]
+    return np.concatenate(found)
 
 
 def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
@@ -93,13 +79,10 @@ def outside(dim: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
     return is_outside
 
 
-def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[BadRows]:
-    """Yield the rows with an integer outside [0, dim) in their list."""
+def steps_outside(name: str, dim: int, column: RaggedColumn) -> BadRows:
+    """Return the rows with an integer outside [0, dim) in their list."""
     values = column.values.reshape(-1)
     is_bad = outside(dim)
-    steps = bad_places(values, is_bad)
-    if not steps.size:
-        return
 
     def failure(row: int) -> DataFailed:
         first = int(column.offsets[row])
@@ -112,14 +95,16 @@ def steps_outside(name: str, dim: int, column: RaggedColumn) -> Iterator[BadRows
         )
 
     what = f"rows with values of field {name!r} outside [0, {dim}), of split {column.split!r}"
-    yield BadRows(what, column.rows_of(steps), failure)
+    return BadRows(what, column.rows_of(bad_places(values, is_bad)), failure)
 
 
-def unfilled(*, is_filled: bool, is_normalized: bool) -> Callable[[NDArray[Any]], Any] | None:
+def unfilled(
+    field: DenseField | DenseSequenceField, normalize: Normalize | None
+) -> Callable[[NDArray[Any]], Any] | None:
     """Return the check for bad floating-point values; None: all are accepted."""
-    if not is_filled:
-        return (lambda part: ~np.isfinite(part)) if is_normalized else np.isnan
-    return np.isinf if is_normalized else None
+    if field.fill is None:
+        return np.isnan if normalize is None else lambda part: ~np.isfinite(part)
+    return None if normalize is None else np.isinf
 
 
 def not_there(name: str, where: str, value: float) -> DataFailed:

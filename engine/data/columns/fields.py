@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 
-from engine.datasets.token_counts import MAX_MIN_COUNT
+from engine.datasets.column_stats import MAX_MIN_COUNT
 from engine.network.shapes import FieldShape
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,
+    DenseSequenceField,
     Field,
     IntegerField,
     IntegerSequenceField,
+    RaggedField,
     SequenceField,
     SparseField,
     SparseFloatField,
@@ -45,11 +47,13 @@ def field_shape(
     """
     columns = [_column(name, field, wanted, meta) for wanted in field_columns(name, field)]
     if isinstance(field, SparseField):
-        return _sparse_shape(name, field, columns[0], split)
+        _check_sparse(name, field, columns[0])
+        return network_shape(field, _longest(columns[0], split), field.dim)
     if isinstance(field, SequenceField):
-        return _sequence_shape(name, field, columns[0], split)
+        dim = _sequence_dim(name, field, columns[0], split)
+        return network_shape(field, _longest(columns[0], split), dim)
     if isinstance(field, IntegerField):
-        return FieldShape((), torch.int64, _num_classes(name, field, columns[0]))
+        return network_shape(field, 0, _num_classes(name, field, columns[0]))
     if any(None in column["shape"] for column in columns):
         return FieldShape(_even_shape(name, field, columns), torch.float32)
     if any("dim" in column for column in columns):
@@ -64,8 +68,21 @@ def field_shape(
     return FieldShape(own if field.shape is None else field.shape, torch.float32)
 
 
+def network_shape(field: IntegerField | RaggedField, num_steps: int, dim: int | None) -> FieldShape:
+    """Return the shape and dtype of a field that is not dense; ``num_steps``: of a sequence."""
+    if isinstance(field, IntegerField):
+        return FieldShape((), torch.int64, dim)
+    if isinstance(field, DenseSequenceField):
+        return FieldShape((num_steps, field.dim), torch.float32, is_sequence=True)
+    if isinstance(field, IntegerSequenceField):
+        return FieldShape((num_steps,), torch.int64, dim, True, field.padding_value)
+    has_values = isinstance(field, SparseFloatField)
+    return FieldShape(
+        (num_steps,), torch.int64, dim, is_sequence=True, has_values=has_values, is_sparse=True
+    )
+
+
 def _num_classes(name: str, field: IntegerField, column: dict[str, Any]) -> int:
-    """Return the number of values of an integer field."""
     names: list[str] | None = column.get("classes")
     of = f"column {column['name']!r}"
     if column["dtype"] == "string" and field.classes is None:
@@ -174,12 +191,36 @@ def _tokenized(name: str, field: IntegerSequenceField, column: dict[str, Any]) -
     return view | {"tokens": column["tokens"]}
 
 
-def _token_dim(
-    name: str, field: IntegerSequenceField, column: dict[str, Any], split: str | None
+def _sequence_dim(
+    name: str, field: SequenceField, column: dict[str, Any], split: str | None
 ) -> int | None:
+    """Return how many different values a field of integers has; None for one of vectors."""
+    shape = column["shape"]
+    key = "column" if field.column is not None else ""
+    of = f"column {column['name']!r} is {column['dtype']} of shape {jsonio.dumps(shape)}"
+    if not shape:
+        raise BadField(f"field {name!r} needs a list per row, and {of}", key)
+    width = math.prod(shape[1:])
+    if not isinstance(field, IntegerSequenceField):
+        if width != field.dim:
+            detail = f"field {name!r} needs lists of vectors of {field.dim} values, and {of}"
+            raise BadField(detail, "dim")
+        return None
+    if column["dtype"] not in _INTEGERS or width != 1:
+        raise BadField(f"field {name!r} needs lists of integers, and {of}", key)
+    if field.tokens is not None:
+        return _token_dim(name, field, field.tokens, column, split)
+    dim = field.dim or column.get("dim")
+    if dim is None:
+        detail = f"say how many different values field {name!r} has: {of}, which does not tell"
+        raise BadField(detail, "dim")
+    return dim
+
+
+def _token_dim(
+    name: str, field: IntegerSequenceField, unit: Unit, column: dict[str, Any], split: str | None
+) -> int:
     """Return the vocabulary size: what the field says, or what the dataset's counts allow."""
-    if field.tokens is None:
-        return field.dim or column.get("dim")
     given = None if field.vocabulary is None else field.vocabulary.given
     if field.dim is not None:
         least = NUM_RESERVED + (1 if given is None else len(given))
@@ -187,60 +228,23 @@ def _token_dim(
             detail = f"dim counts padding and unknown tokens too: field {name!r} needs {least}"
             raise BadField(f"{detail}; or leave it out", "dim")
         return field.dim
-    bound = token_bound(column, field.tokens, field.vocabulary, split)
+    bound = token_bound(column, unit, field.vocabulary, split)
     if bound is None:
-        detail = f"column {column['name']!r} has more different {field.tokens} than were counted:"
+        detail = f"column {column['name']!r} has more different {unit} than were counted:"
         raise BadField(f"{detail} say how many of them have an id", "vocabulary/max_size")
     return bound
 
 
-def _sequence_shape(
-    name: str, field: SequenceField, column: dict[str, Any], split: str | None
-) -> FieldShape:
-    shape = column["shape"]
-    key = "column" if field.column is not None else ""
-    of = f"column {column['name']!r} is {column['dtype']} of shape {jsonio.dumps(shape)}"
-    if not shape:
-        raise BadField(f"field {name!r} needs a list per row, and {of}", key)
-    width, longest = math.prod(shape[1:]), _longest(column, split)
-    if isinstance(field, IntegerSequenceField):
-        if column["dtype"] not in _INTEGERS or width != 1:
-            raise BadField(f"field {name!r} needs lists of integers, and {of}", key)
-        dim = _token_dim(name, field, column, split)
-        if dim is None:
-            detail = f"say how many different values field {name!r} has: {of}, which does not tell"
-            raise BadField(detail, "dim")
-        return FieldShape((longest,), torch.int64, dim, True, field.padding_value)
-    if width != field.dim:
-        raise BadField(
-            f"field {name!r} needs lists of vectors of {field.dim} values, and {of}", "dim"
-        )
-    return FieldShape((longest, field.dim), torch.float32, is_sequence=True)
-
-
-def _sparse_shape(
-    name: str, field: SparseField, column: dict[str, Any], split: str | None
-) -> FieldShape:
-    shape = column["shape"]
+def _check_sparse(name: str, field: SparseField, column: dict[str, Any]) -> None:
+    shape, dtype = column["shape"], column["dtype"]
     has_values = isinstance(field, SparseFloatField)
-    width = 2 if has_values else 1
-    if (
-        not shape
-        or math.prod(shape[1:]) != width
-        or (not has_values and column["dtype"] not in _INTEGERS)
-    ):
+    is_read = bool(shape) and math.prod(shape[1:]) == (2 if has_values else 1)
+    if not is_read or not (has_values or dtype in _INTEGERS):
         wanted = "lists of pairs [place, value]" if has_values else "lists of integers"
-        detail = f"field {name!r} needs {wanted}, and column {column['name']!r} is"
-        detail += f" {column['dtype']} of shape {jsonio.dumps(shape)}"
-        raise BadField(detail, "column" if field.column is not None else "")
-    return FieldShape(
-        (_longest(column, split),),
-        torch.int64,
-        field.dim,
-        is_sequence=True,
-        has_values=has_values,
-        is_sparse=True,
-    )
+        detail = f"field {name!r} needs {wanted}, and column {column['name']!r} is {dtype} of shape"
+        raise BadField(
+            f"{detail} {jsonio.dumps(shape)}", "column" if field.column is not None else ""
+        )
 
 
 def checked_shape(name: str, field: Field, meta: dict[str, Any]) -> FieldShape:

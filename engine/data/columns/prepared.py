@@ -49,7 +49,8 @@ class Prepared:
                 if (values := getattr(figures, key)) is not None:
                     found[f"{name}.{key}"] = torch.from_numpy(values)
         for name, tokens in self.tokens.items():
-            found[f"{name}.tokens"] = _packed(tokens)
+            text = json.dumps(tokens.listed, ensure_ascii=False).encode()
+            found[f"{name}.tokens"] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
         return found
 
     def restore(self, state: State) -> None:
@@ -124,11 +125,6 @@ def _tokens_asked(data: Data, name: str) -> list[Any]:
     mine = data.fields.get(name)
     vocabulary = getattr(mine, "vocabulary", None)
     return [getattr(mine, "tokens", None), None if vocabulary is None else vocabulary.given]
-
-
-def _packed(tokens: Tokens) -> Tensor:
-    text = json.dumps(tokens.listed, ensure_ascii=False).encode()
-    return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
 
 
 def _unpacked(tensor: Tensor) -> Tokens:

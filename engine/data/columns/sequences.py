@@ -9,28 +9,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.data.columns.checks import BadRows, bad_places, not_there, steps_outside, unfilled
 from engine.data.columns.fields import checked_shape, field_columns
-from engine.data.columns.normalization import (
-    BLOCK_VALUES,
-    ColumnFigures,
-    Floats,
-    find_figures,
-    of_field,
-)
+from engine.data.columns.loaded import LoadedSequence
+from engine.data.columns.normalization import BLOCK_VALUES, Blocks, Floats, in_floats, of_field
 from engine.data.columns.prepared import Prepared
-from engine.data.columns.ragged import (
-    LoadedSequence,
-    in_memory,
-    load_integers,
-    load_sparse,
-    load_vectors,
-    places_of,
-    steps_of,
-)
+from engine.data.columns.ragged import RaggedColumn, in_memory, steps_of
 from engine.data.columns.table import Table
 from engine.data.columns.vocabulary import Tokenized, Tokens
 from glasshouse.errors import DataFailed
@@ -78,20 +66,16 @@ class SequenceReading:
         """Yield rows with integers out of range, missing values, or Inf if normalized."""
         field = self._field
         if isinstance(field, SparseBinaryField | SparseFloatField):
-            yield from steps_outside(self._name, field.dim, places_of(field, self.column))
+            yield steps_outside(self._name, field.dim, self._places())
         elif isinstance(field, DenseSequenceField):
             yield from self._unfilled(field)
         elif self._tokenized is None:
-            yield from steps_outside(self._name, self._dim, self.column)
+            yield steps_outside(self._name, self._dim, self.column)
 
     def _unfilled(self, field: DenseSequenceField) -> Iterator[BadRows]:
-        is_normalized = self._normalize is not None
-        is_bad = unfilled(is_filled=field.fill is not None, is_normalized=is_normalized)
+        is_bad = unfilled(field, self._normalize)
         column = self.column
         if is_bad is None or column.values.dtype.kind != "f":
-            return
-        steps = bad_places(column.values, is_bad)
-        if not steps.size:
             return
 
         def failure(row: int) -> DataFailed:
@@ -101,31 +85,24 @@ class SequenceReading:
             where = f"{column.where(row)}: value {place} of step {step} of column"
             return not_there(self._name, f"{where} {column.name!r}", float(values[step, place]))
 
-        which = "missing or infinite" if is_normalized else "missing"
+        which = "missing" if self._normalize is None else "missing or infinite"
         what = f"rows with a {which} value in column {column.name!r} of split {column.split!r}"
-        yield BadRows(what, column.rows_of(steps), failure)
+        yield BadRows(what, column.rows_of(bad_places(column.values, is_bad)), failure)
 
     # --- values ----------------------------------------------------------------------------------
 
-    def prepare(self, found: Prepared, rows: Tensor | None, limit: Sequences) -> None:
-        """Compute statistics or the vocabulary from the training steps, if the field needs them.
-
-        Raises:
-            DataFailed: a feature has no value to compute its fill from.
-        """
+    def vocabulary(self, rows: Tensor | None, limit: Sequences) -> Tokens:
+        """Build the vocabulary of the training steps of a text field."""
         field = self._field
-        if self._tokenized is not None and isinstance(field, IntegerSequenceField):
-            passing, _ = steps_of(self.column, rows, limit, np.int32)
-            asked = field.vocabulary or Vocabulary()
-            found.tokens[self._name] = self._tokenized.build(asked, field.dim, passing)
-        elif isinstance(field, DenseSequenceField):
-            if self._normalize is None and field.fill not in ("mean", "median"):
-                return
-            values_SD = self.vectors(field, rows, limit)[0]
-            blocks = partial(self._blocks, field, values_SD)
-            found.figures[self._name] = find_figures(
-                self._name, blocks, field.scale, field.fill, self._normalize
-            )
+        assert isinstance(field, IntegerSequenceField)  # noqa: S101 (only it has tokens)
+        assert self._tokenized is not None  # noqa: S101 (the caller looked)
+        passing, _ = steps_of(self.column, rows, limit, np.int32)
+        return self._tokenized.build(field.vocabulary or Vocabulary(), field.dim, passing)
+
+    def passes(self, rows: Tensor | None, limit: Sequences) -> Blocks:
+        """Return a function that reads the training steps of a field of vectors from the start."""
+        assert isinstance(self._field, DenseSequenceField)  # noqa: S101 (the caller looked)
+        return partial(self._blocks, self._field, self.vectors(self._field, rows, limit)[0])
 
     def load(self, rows: Tensor | None, limit: Sequences, prepared: Prepared) -> LoadedSequence:
         """Read rows into memory; None: all of the split.
@@ -133,44 +110,53 @@ class SequenceReading:
         Raises:
             DataFailed: the vocabulary is larger than the field's ``dim``.
         """
-        field = self._field
-        if isinstance(field, SparseBinaryField | SparseFloatField):
-            return load_sparse(field, self.column, rows)
-        if isinstance(field, IntegerSequenceField):
-            column = self.column
-            if self._tokenized is not None:
-                tokens = check_tokens(self._name, prepared.tokens[self._name], self._dim)
-                column = replace(column, values=self._tokenized.ids(tokens))
-            return load_integers(field, column, rows, limit)
-        figures = of_field(prepared.figures.get(self._name), field.fill)
-        if figures is None or figures.is_empty:
-            return load_vectors(field, self.column, rows, limit)
-        return self._computed(field, rows, limit, figures)
+        field, column = self._field, self.column
+        if isinstance(field, DenseSequenceField):
+            return self._load_vectors(field, rows, limit, prepared)
+        if self._tokenized is not None:
+            tokens = check_tokens(self._name, prepared.tokens[self._name], self._dim)
+            places = replace(column, values=self._tokenized.ids(tokens))
+        else:
+            places = self._places()
+        limit = limit if self.is_limited else Sequences()
+        dtype = np.int32 if (field.dim or 0) <= 2**31 else np.int64
+        flat = replace(places, values=places.values.reshape(-1))
+        values, lengths = steps_of(flat, rows, limit, dtype)
+        padding = field.padding_value if isinstance(field, IntegerSequenceField) else 0
+        found = in_memory(values, lengths, is_integer=True, padding_value=padding)
+        if not isinstance(field, SparseFloatField):
+            return found
+        pairs = replace(column, values=column.values.reshape(-1, 2))
+        weights = steps_of(pairs, rows, limit, np.float32)[0][:, 1:]
+        return replace(found, weights=torch.from_numpy(weights.copy()))
 
-    def _computed(
-        self,
-        field: DenseSequenceField,
-        rows: Tensor | None,
-        limit: Sequences,
-        figures: ColumnFigures,
+    def _places(self) -> RaggedColumn:
+        """Return the integers of a field, without the values of a sparse one."""
+        if not isinstance(self._field, SparseFloatField):
+            return self.column
+        return replace(self.column, values=np.asarray(self.column.values.reshape(-1, 2))[:, 0])
+
+    def _load_vectors(
+        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences, prepared: Prepared
     ) -> LoadedSequence:
+        figures = of_field(prepared.figures.get(self._name), field.fill)
+        own = self.column.values.dtype
+        if figures is None or figures.is_empty:
+            dtype = own if own.name in ("uint8", "float32") else np.dtype(np.float32)
+            values_SD, lengths = self.vectors(field, rows, limit, dtype)
+            divide_by = 255.0 if dtype.name == "uint8" and field.scale is None else None
+            return replace(in_memory(values_SD, lengths), divide_by=divide_by, scale=field.scale)
         values_SD, lengths = self.vectors(field, rows, limit)
-        made = np.empty(values_SD.shape, np.float32)
-        scale = 1.0 if field.scale is None else field.scale
-        first = 0
-        for block in self._blocks(field, values_SD):
-            with np.errstate(over="ignore"):  # values beyond float32 become Inf
-                x = figures.normalized(figures.filled(block) * scale)
-                made[first : first + len(x)] = x
-            first += len(block)
+        made = figures.applied(self._blocks(field, values_SD), values_SD.shape, field.scale)
         return in_memory(made, lengths)
 
     def vectors(
-        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences
+        self, field: DenseSequenceField, rows: Tensor | None, limit: Sequences, dtype: Any = None
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the concatenated steps of some rows, as stored, and the lengths."""
+        """Return the concatenated steps of some rows, as stored or as ``dtype``, and lengths."""
         wide = replace(self.column, values=self.column.values.reshape(-1, field.dim))
-        return steps_of(wide, rows, limit, self.column.values.dtype)
+        own = self.column.values.dtype
+        return steps_of(wide, rows, limit, own if dtype is None else dtype)
 
     @staticmethod
     def _blocks(field: DenseSequenceField, values_SD: NDArray[Any]) -> Iterator[Floats]:
@@ -182,12 +168,6 @@ class SequenceReading:
 def steps_at_once(field: DenseSequenceField) -> int:
     """Return how many steps a block of values has."""
     return max(1, BLOCK_VALUES // field.dim)
-
-
-def in_floats(field: DenseSequenceField, block: NDArray[Any]) -> Floats:
-    """Return steps in float64, in the column's own units; bytes without a scale are in [0, 1]."""
-    x = block.astype(np.float64)
-    return x / 255.0 if block.dtype == np.uint8 and field.scale is None else x
 
 
 def check_tokens(name: str, tokens: Tokens, dim: int) -> Tokens:

@@ -1,15 +1,23 @@
-"""Read a dataset directory: ``meta.json`` and memory-mapped ``.npy`` files. Uses numpy."""
+"""Read a dataset directory: ``meta.json``, and ``.npy`` files as a whole or some of their rows.
 
-from collections.abc import Iterator
+A whole column is memory-mapped. Rows that are read on demand are not, because mapped pages count as
+memory of the process, and stay. Their files are opened for each read, because a wide table has more
+columns than a process has file descriptors. Uses numpy.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from engine.data.columns.ragged import RaggedColumn
+from engine.data.columns.ragged import RaggedColumn, check_offsets
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 
@@ -26,18 +34,6 @@ class TextColumn:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def check(self, num_rows: int) -> None:
-        """Refuse offsets outside of the texts.
-
-        Raises:
-            DataFailed: the files do not belong together.
-        """
-        ends = self.offsets
-        good = len(ends) == num_rows + 1 and ends[0] == 0 and ends[-1] == len(self.data)
-        if not good or bool((np.diff(ends) < 0).any()):
-            detail = f"column {self.name!r} of split {self.split!r} cannot be read:"
-            raise DataFailed(f"{detail} its offsets do not fit its texts")
 
     def text(self, row: int) -> str:
         """Return the text of one row."""
@@ -90,49 +86,185 @@ class Table:
 
     def column(self, split: str, name: str) -> np.ndarray[Any, Any]:
         """Return a column of a split, mapped read-only."""
-        found = self.described(name)
-        return self._map(self.directory / split / found["file"], name, split)
+        return self._map(split, name, ".npy")
 
-    @staticmethod
-    def _map(path: Path, name: str, split: str) -> np.ndarray[Any, Any]:
+    def _map(self, split: str, name: str, suffix: str) -> np.ndarray[Any, Any]:
+        load = partial(np.load, mmap_mode="r", allow_pickle=False)
+        return self._read_by(load, split, name, suffix)
+
+    def _read_by(self, read: Callable[[Path], Any], split: str, name: str, suffix: str) -> Any:
+        path = (self.directory / split / self.described(name)["file"]).with_suffix(suffix)
         try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            return read(path)
         except (OSError, ValueError) as cause:
-            raise DataFailed(
-                f"column {name!r} of split {split!r} cannot be read: {cause}"
-            ) from cause
+            detail = f"column {name!r} of split {split!r} cannot be read: {cause}"
+            raise DataFailed(detail) from cause
+
+    def lists(
+        self, split: str, name: str, values: str, offsets: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the concatenated values of all rows, and the rows' offsets in them.
+
+        ``values``, ``offsets``: the suffixes of their files.
+        """
+        return self._map(split, name, values), self._map(split, name, offsets)
 
     def texts(self, split: str, name: str) -> TextColumn:
-        """Return a text column, mapped read-only.
+        """Return a text column; its texts are not read.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
         """
-        found = self.described(name)
-        path = self.directory / split / found["file"]
-        data = self._map(path.with_suffix(".bytes.npy"), name, split)
-        column = TextColumn(name, split, data, self._map(path, name, split))
-        column.check(self.num_rows(split))
-        return column
+        data, offsets = self.lists(split, name, ".bytes.npy", ".npy")
+        check_offsets(offsets, len(data), self.num_rows(split), (name, split, "texts"))
+        return TextColumn(name, split, data, offsets)
 
     def described(self, name: str) -> dict[str, Any]:
         """Return the description of a column in the dataset's metadata."""
         return next(item for item in self.meta["columns"] if item["name"] == name)
 
     def ragged(self, split: str, name: str) -> RaggedColumn:
-        """Return a column as lists, mapped read-only; rows of a tensor become lists of one length.
+        """Return a column as lists; rows of a tensor become lists of one length.
 
         Raises:
             DataFailed: its files cannot be read, or do not belong together.
         """
-        found = self.described(name)
-        values = self.column(split, name)
-        if found["shape"][0] is None:
-            path = self.directory / split / found["file"]
-            offsets = self._map(path.with_suffix(".offsets.npy"), name, split)
+        if self.described(name)["shape"][0] is None:
+            values, offsets = self.lists(split, name, ".npy", ".offsets.npy")
         else:
+            values = self.column(split, name)
             offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
             values = values.reshape(-1, *values.shape[2:])
-        column = RaggedColumn(name, split, values, offsets)
-        column.check(self.num_rows(split))
-        return column
+        check_offsets(offsets, len(values), self.num_rows(split), (name, split, "values"))
+        return RaggedColumn(name, split, values, offsets, self.where)
+
+
+# --- some rows -------------------------------------------------------------------------------
+
+Runs = Sequence[tuple[int, int]]
+"""Runs of adjacent rows in a file: the first row, and the one after the last."""
+
+
+class _Header(NamedTuple):
+    dtype: np.dtype[Any]
+    row: tuple[int, ...]
+    num_rows: int
+    start: int
+    """Offset of the values in the file."""
+
+
+def _read_header(path: Path) -> _Header:
+    with path.open("rb") as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        read_shape, is_fortran, dtype = read(file)
+        shape = [int(size) for size in read_shape]
+        start = file.tell()
+    if dtype.hasobject or not shape or (is_fortran and len(shape) > 1):
+        raise ValueError("it is no array of numbers, row by row")
+    return _Header(dtype, tuple(shape[1:]), shape[0], start)
+
+
+def _fill(descriptor: int, into: memoryview, start: int) -> None:
+    while len(into):
+        size = os.preadv(descriptor, [into], start)
+        if not size:
+            raise ValueError("it ends before its last row")
+        into, start = into[size:], start + size
+
+
+class StoredTable(Table):
+    """A dataset directory that is read in parts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._headers: dict[Path, _Header] = {}
+
+    def window(self, split: str, runs: Runs) -> "Window":
+        """Return some of the rows of a split."""
+        return Window(self, split, runs)
+
+    def read(self, split: str, name: str, runs: Runs, suffix: str = ".npy") -> NDArray[Any]:
+        """Read rows of a column's file.
+
+        Raises:
+            DataFailed: it cannot be read.
+        """
+        return self._read_by(partial(self._read_rows, runs), split, name, suffix)
+
+    def _read_rows(self, runs: Runs, path: Path) -> NDArray[Any]:
+        if path not in self._headers:
+            self._headers[path] = _read_header(path)
+        header = self._headers[path]
+        found = np.empty((sum(last - first for first, last in runs), *header.row), header.dtype)
+        row_bytes = header.dtype.itemsize * int(np.prod(header.row, dtype=np.int64))
+        if any(first < 0 or last > header.num_rows for first, last in runs):
+            raise ValueError(f"it has {header.num_rows} rows, and more are asked for")
+        if not found.nbytes:
+            return found
+        into = memoryview(found.reshape(-1).view(np.uint8).data)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            filled = 0
+            for first, last in runs:
+                size = (last - first) * row_bytes
+                _fill(descriptor, into[filled : filled + size], header.start + first * row_bytes)
+                filled += size
+        finally:
+            os.close(descriptor)
+        return found
+
+    def offsets(self, split: str, name: str) -> NDArray[np.int64]:
+        """Return the offsets of all rows of a column of lists."""
+        num_rows, (length, *_) = self.num_rows(split), self.described(name)["shape"]
+        if length is not None:
+            return np.arange(num_rows + 1, dtype=np.int64) * int(length)
+        return self.read(split, name, [(0, num_rows + 1)], ".offsets.npy")
+
+
+class Window(Table):
+    """Some rows of a split, with the interface of a table."""
+
+    def __init__(self, table: StoredTable, split: str, runs: Runs) -> None:
+        self.directory, self.meta = table.directory, table.meta
+        self._table = table
+        self._split = split
+        self._runs = runs
+        self.numbers = np.concatenate([np.arange(*run) for run in runs])
+        """Each row's number in the split."""
+
+    def num_rows(self, split: str) -> int:
+        """Return the number of rows."""
+        return len(self.numbers)
+
+    def where(self, split: str, row: int) -> str:
+        """Return where a row is, in words, by its number in the split."""
+        return super().where(split, int(self.numbers[row]))
+
+    def column(self, split: str, name: str) -> NDArray[Any]:
+        """Return the rows of a column."""
+        return self._table.read(self._split, name, self._runs)
+
+    def lists(
+        self, split: str, name: str, values: str, offsets: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the concatenated values of the rows, and the rows' offsets in them."""
+        runs = [(first, last + 1) for first, last in self._runs]
+        ends = self._table.read(self._split, name, runs, offsets)
+        at = np.cumsum([0, *(last - first for first, last in runs)])
+        parts = [ends[first:last] for first, last in pairwise(at.tolist())]
+        lengths = np.concatenate([np.diff(part) for part in parts])
+        if len(lengths) and int(lengths.min()) < 0:
+            detail = f"column {name!r} of split {self._split!r} cannot be read:"
+            raise DataFailed(f"{detail} its offsets do not fit its values")
+        places = [(int(part[0]), int(part[-1])) for part in parts]
+        found = self._table.read(self._split, name, places, values)
+        return found, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def runs_of(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Group ascending, unique rows into runs."""
+    if not len(rows):
+        return []
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, cuts)]

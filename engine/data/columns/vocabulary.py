@@ -50,7 +50,9 @@ class Tokens:
 
 
 def ranked(counts: Mapping[str, int], asked: Vocabulary, dim: int | None) -> Tokens:
-    """Return the vocabulary of tokens that are frequent enough; ``dim``: max number of ids."""
+    """Return the given vocabulary, or that of frequent tokens; ``dim``: max number of ids."""
+    if asked.given is not None:
+        return Tokens(asked.given)
     enough = [token for token, count in counts.items() if count >= asked.min_count]
     enough.sort(key=lambda token: (-counts[token], token))
     most = [asked.max_size, None if dim is None else dim - NUM_RESERVED]
@@ -94,8 +96,6 @@ class Tokenized:
 
         ``dim``: max number of ids.
         """
-        if asked.given is not None:
-            return Tokens(asked.given)
         counts = np.bincount(taken, minlength=len(self._tokens)).tolist()
         return ranked(dict(zip(self._tokens, counts, strict=True)), asked, dim)
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.fields import BadField
-from engine.data.columns.loaded import LoadedField
+from engine.data.columns.loaded import LoadedField, LoadedSequence
 from engine.data.columns.normalization import of_field
 from engine.data.columns.prepared import WINDOWS, Preparing
-from engine.data.columns.ragged import LoadedSequence, from_lists, split_pairs
+from engine.data.columns.ragged import in_memory
 from engine.data.columns.vocabulary import Tokens, split
 from engine.network.shapes import FieldShape
 from glasshouse import jsonio
-from glasshouse.errors import DataFailed
 from glasshouse.spec import (
     DenseField,
     DenseSequenceField,
@@ -165,7 +164,11 @@ def _inline_sequence(
         except BadField as cause:
             raise BadField(f"row {number}: {cause}", name) from None
         rows.append(steps.numpy())
-    return from_lists(rows, is_integer=shape.dim is not None, padding_value=shape.padding_value)
+    lengths = np.array([len(row) for row in rows], np.int64)
+    is_integer = shape.dim is not None
+    return in_memory(
+        np.concatenate(rows), lengths, is_integer=is_integer, padding_value=shape.padding_value
+    )
 
 
 def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
@@ -175,10 +178,11 @@ def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
         raise BadField(detail, name)
     both = replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
     pairs = _inline_sequence(name, given, both, ValueMeaning())
-    try:
-        return split_pairs(pairs, name, int(shape.dim or 0))
-    except DataFailed as cause:
-        raise BadField(cause.detail, name) from None
+    places, dim = pairs.values[:, 0], int(shape.dim or 0)
+    if bool(((places != places.floor()) | (places < 0) | (places >= dim)).any()):
+        raise BadField(f"input {name!r} takes places in [0, {dim})", name)
+    weights = pairs.values[:, 1:].to(torch.float32).contiguous()
+    return replace(pairs, values=places.to(torch.int64), weights=weights, is_integer=True)
 
 
 def jsonio_numbers(value: Any) -> Any:

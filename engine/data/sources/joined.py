@@ -1,9 +1,11 @@
 """Concatenate the rows of several sources into one table."""
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +15,12 @@ from torch import Tensor
 
 from engine.data.columns.fields import at_least
 from engine.data.columns.ragged import RaggedColumn
-from engine.data.columns.table import Table, TextColumn
-from engine.data.sources.row_files import Runs, StoredTable
-from engine.datasets.token_counts import MAX_MIN_COUNT
+from engine.data.columns.table import Runs, StoredTable, Table, TextColumn
+from engine.datasets.column_stats import MAX_MIN_COUNT
 from glasshouse import jsonio
 from glasshouse.spec import Source
 
-_SUMS = ("missing",)
-_LENGTHS = {"min": min, "max": max, "total": lambda *counts: sum(counts)}
+_LENGTHS = {"min": min, "max": max, "total": sum}
 
 
 class TablePart(NamedTuple):
@@ -85,9 +85,9 @@ class ConcatenatedColumn:
 class Joined(Table):
     """Splits of several tables as one split."""
 
-    def __init__(self, parts: Sequence[TablePart]) -> None:
+    def __init__(self, parts: Sequence[TablePart], meta: dict[str, Any] | None = None) -> None:
         self.directory = parts[0].table.directory
-        self.meta = joined_meta([(part.source, part.table.meta) for part in parts])
+        self.meta = meta or joined_meta([(part.source, part.table.meta) for part in parts])
         self._parts = parts
         self.ends = np.cumsum([0, *(part.table.num_rows(part.source.split) for part in parts)])
 
@@ -97,21 +97,13 @@ class Joined(Table):
 
     def taken(self, seed: int) -> tuple[Tensor | None, list[int]]:
         """Return the rows that the sources use (None: all), and how many each has."""
-        counts = np.diff(self.ends).tolist()
-        found = [
-            source_rows(count, part.source.fraction, seed)
-            for count, part in zip(counts, self._parts, strict=True)
-        ]
-        sizes = [
-            count if rows is None else len(rows) for count, rows in zip(counts, found, strict=True)
-        ]
-        if all(rows is None for rows in found):
-            return None, sizes
-        starts = self.ends[:-1].tolist()
-        both = zip(counts, found, starts, strict=True)
-        return torch.cat(
-            [start + (torch.arange(n) if r is None else r) for n, r, start in both]
-        ), sizes
+        if all(part.source.fraction is None for part in self._parts):
+            return None, np.diff(self.ends).tolist()
+        rows: list[Tensor] = []
+        for (start, end), part in zip(pairwise(self.ends.tolist()), self._parts, strict=True):
+            some = source_rows(end - start, part.source.fraction, seed)
+            rows.append(torch.arange(start, end) if some is None else start + some)
+        return torch.cat(rows), [len(item) for item in rows]
 
     def where(self, split: str, row: int) -> str:
         """Return where a row is, in words, by its number in its own split."""
@@ -130,9 +122,8 @@ class Joined(Table):
         """Return a column as lists."""
         found = [part.table.ragged(part.source.split, name) for part in self._parts]
         values: Any = ConcatenatedColumn([item.values for item in found])
-        return RaggedColumn(
-            name, split, values, _offsets([item.offsets for item in found]), self.where
-        )
+        offsets = _offsets([item.offsets for item in found])
+        return RaggedColumn(name, split, values, offsets, self.where)
 
     def texts(self, split: str, name: str) -> TextColumn:
         """Return a text column, as a copy."""
@@ -157,33 +148,22 @@ class JoinedStored(Joined):
         """Read some of the rows; a run may cross the end of a part."""
         found: list[TablePart] = []
         numbers: list[NDArray[np.int64]] = []
-        mine: list[tuple[int, int]] = []
-        at = -1
-        for place, run in self._split_up(runs):
-            if place != at and mine:
-                found.append(self._window(at, mine))
-                mine = []
-            at = place
-            mine.append(run)
-            numbers.append(np.arange(*run) + self.ends[place])
-        found.append(self._window(at, mine))
+        for place, group in groupby(self._split_up(runs), key=itemgetter(0)):
+            part, mine = self._parts[place], [run for _, run in group]
+            window = self._stored[place].window(part.source.split, mine)
+            found.append(TablePart(window, part.source))
+            numbers.append(window.numbers + self.ends[place])
         return JoinedWindow(found, np.concatenate(numbers), self.meta)
 
-    def _window(self, place: int, runs: Runs) -> TablePart:
-        part = self._parts[place]
-        window = self._stored[place].window(part.source.split, runs)
-        return TablePart(window, part.source)
-
-    def _split_up(self, runs: Runs) -> list[tuple[int, tuple[int, int]]]:
-        found: list[tuple[int, tuple[int, int]]] = []
+    def _split_up(self, runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the runs within each part: the part's index, and the run by the part's rows."""
         for first, last in runs:
             start = first
             while start < last:
                 place = int(np.searchsorted(self.ends, start, side="right")) - 1
                 begin, end = int(self.ends[place]), min(last, int(self.ends[place + 1]))
-                found.append((place, (start - begin, end - begin)))
+                yield place, (start - begin, end - begin)
                 start = end
-        return found
 
 
 class JoinedWindow(Joined):
@@ -192,10 +172,7 @@ class JoinedWindow(Joined):
     def __init__(
         self, parts: Sequence[TablePart], numbers: NDArray[np.int64], meta: dict[str, Any]
     ) -> None:
-        self.directory = parts[0].table.directory
-        self.meta = meta
-        self._parts = parts
-        self.ends = np.cumsum([0, *(part.table.num_rows(part.source.split) for part in parts)])
+        super().__init__(parts, meta)
         self.numbers = numbers
         """Each row's number in all sources together."""
 
@@ -248,25 +225,19 @@ def joined_meta(
     """
     splits, metas = [source.split for source, _ in parts], [meta for _, meta in parts]
     name = name_of([source for source, _ in parts])
+    num_rows = sum(int(meta["splits"][split]) for meta, split in zip(metas, splits, strict=True))
+    by_name = [{item["name"]: item for item in meta["columns"]} for meta in metas]
     columns: list[dict[str, Any]] = []
     for column in metas[0]["columns"]:
         alike = [column]
-        for number, meta in enumerate(metas[1:], start=1):
-            problem = _differs(column, other := _find(meta, column["name"]))
+        for number, others in enumerate(by_name[1:], start=1):
+            problem = _differs(column, other := others.get(column["name"], {}))
             if problem is not None and column["name"] in wanted:
                 raise Disagree(number, problem)
             alike += [] if problem is not None else [other]
         if len(alike) == len(parts):
             columns.append(_merged(name, splits, alike))
-    return {"columns": columns, "splits": {name: sum(map(_rows, metas, splits))}}
-
-
-def _rows(meta: Mapping[str, Any], split: str) -> int:
-    return int(meta["splits"][split])
-
-
-def _find(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return next((item for item in meta["columns"] if item["name"] == name), {})
+    return {"columns": columns, "splits": {name: num_rows}}
 
 
 def _differs(column: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -283,40 +254,37 @@ def _differs(column: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 def _merged(name: str, splits: Sequence[str], items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     made = {**items[0]}
-    for key in _SUMS:
-        if key in made:
-            made[key] = sum(item.get(key, 0) for item in items)
+
+    def of_splits(found: Iterable[Any], merge: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        return {name: merge([(x or {}).get(s) for s, x in zip(splits, found, strict=True)])}
+
+    if "missing" in made:
+        made["missing"] = sum(item.get("missing", 0) for item in items)
     if "values" in made:
         values = [item["values"] for item in items]
         all_known = all(known is not None for known in values)
         made["values"] = sorted({*chain.from_iterable(values)}) if all_known else None
-    if "lengths" in made:
-        made["lengths"] = {
-            name: _ends([i["lengths"][s] for s, i in zip(splits, items, strict=True)])
-        }
-    if "length_counts" in made:
-        counts = [(i.get("length_counts") or {}).get(s) for s, i in zip(splits, items, strict=True)]
-        made["length_counts"] = {name: _counts(counts)}
+    for key, merge in (("lengths", _ends), ("length_counts", _counts)):
+        if key in made:
+            made[key] = of_splits((item.get(key) for item in items), merge)
     if "tokens" in made:
         made["tokens"] = {
-            unit: {
-                name: _tokens([i["tokens"][unit][s] for s, i in zip(splits, items, strict=True)])
-            }
+            unit: of_splits((item["tokens"][unit] for item in items), _tokens)
             for unit in made["tokens"]
         }
     return made
 
 
 def _ends(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: make(*(item[key] for item in items)) for key, make in _LENGTHS.items()}
+    return {key: make(item[key] for item in items) for key, make in _LENGTHS.items()}
 
 
 def _counts(items: Sequence[Any]) -> list[list[int]] | None:
     if any(item is None for item in items):
         return None
-    found: dict[int, int] = {}
-    for length, rows in (pair for item in items for pair in item):
-        found[length] = found.get(length, 0) + rows
+    found: Counter[int] = Counter()
+    for item in items:
+        found.update(dict(item))
     return [[length, found[length]] for length in sorted(found)]
 
 

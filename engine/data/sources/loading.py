@@ -3,24 +3,32 @@
 Shape suffixes: N = rows of the split.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import torch
-from torch import Tensor
 
 from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.checks import BadRows, without
-from engine.data.columns.dense import DenseReading
-from engine.data.columns.integers import IntegerReading
-from engine.data.columns.prepared import WINDOWS, Prepared, Preparing
+from engine.data.columns.dense import DenseReading, IntegerReading
+from engine.data.columns.normalization import Blocks, find_figures
+from engine.data.columns.prepared import Prepared, Preparing
 from engine.data.columns.ragged import limited
 from engine.data.columns.sequences import SequenceReading
 from engine.data.columns.table import Table
+from engine.data.columns.vocabulary import Tokens
 from engine.data.sources.joined import taken_rows
-from engine.data.sources.text_windows import WindowReading
+from engine.data.sources.text_windows import load_windows
 from glasshouse.errors import DataFailed
-from glasshouse.spec import DenseField, DenseSequenceField, Field, IntegerField, Sequences, Source
+from glasshouse.spec import (
+    DenseField,
+    DenseSequenceField,
+    Field,
+    IntegerField,
+    IntegerSequenceField,
+    Sequences,
+    Source,
+)
 
 Reading = DenseReading | IntegerReading | SequenceReading
 
@@ -44,47 +52,41 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
         DataFailed: the data does not fit its declaration, or no rows remain.
     """
     if preparing.windows is not None:
-        return _load_windows(source, fields, table, device=device, preparing=preparing)
-    readings = {
-        name: reading_of(name, field, table, source.split, preparing)
-        for name, field in fields.items()
-    }
+        return load_windows(preparing.windows, source, fields, table, device, preparing.known)
+    readings = readings_of(fields, table, source.split, preparing)
     num_rows = table.num_rows(source.split)
     taken, _ = taken_rows(table, source, seed)
-    good = without(_all_flaws(readings), taken, num_rows, preparing.on_bad_row)
+    good = without(flaws_of(readings), taken, num_rows, preparing.on_bad_row)
     limits = {
         name: item.column
         for name, item in readings.items()
         if isinstance(item, SequenceReading) and item.is_limited
     }
     kept = limited(limits, good.rows, limit)
-    rows, left_out = kept.rows, good.left_out | kept.left_out
+    rows = kept.rows
     num_taken = num_rows if rows is None else len(rows)
-    _check_some(source, num_taken, limited=bool(kept.left_out), dropped=bool(good.left_out))
-    prepared = _prepared(readings, rows, limit, preparing)
-    loaded = {name: _loaded(item, name, rows, limit, prepared) for name, item in readings.items()}
+    if not num_taken:
+        detail = f"split {source.split!r} has no rows"
+        detail += " in this fraction" if source.fraction else ""
+        detail += " that are short enough" if kept.left_out else ""
+        detail += " that fit the fields" if good.left_out and not kept.left_out else ""
+        raise DataFailed(detail)
+
+    def passes(name: str) -> Blocks:
+        reading = readings[name]
+        assert not isinstance(reading, IntegerReading)  # noqa: S101 (it needs no statistics)
+        return reading.passes(rows, limit)
+
+    def vocabulary(name: str) -> Tokens:
+        reading = readings[name]
+        assert isinstance(reading, SequenceReading)  # noqa: S101 (only it has tokens)
+        return reading.vocabulary(rows, limit)
+
+    prepared = prepare(fields, preparing, passes, vocabulary)
+    loaded = {name: item.load(rows, limit, prepared) for name, item in readings.items()}
     made = place(loaded, num_taken, device, rows)
-    made.left_out = left_out
+    made.left_out = good.left_out | kept.left_out
     made.prepared = None if prepared.is_empty else prepared
-    return made
-
-
-def _load_windows(
-    source: Source,
-    fields: dict[str, Field],
-    table: Table,
-    *,
-    device: torch.device,
-    preparing: Preparing,
-) -> MemoryRows:
-    assert preparing.windows is not None  # noqa: S101 (the caller looked)
-    reading = WindowReading(preparing.windows, table, source)
-    prepared = preparing.known
-    if prepared is None or WINDOWS not in prepared.tokens:
-        prepared = Prepared(tokens={WINDOWS: reading.build(fields)})
-    loaded = reading.load(fields, prepared.tokens[WINDOWS])
-    made = place(loaded, reading.num_rows, device)
-    made.prepared = prepared
     return made
 
 
@@ -98,18 +100,19 @@ def load_fields(
     Raises:
         DataFailed: the data does not fit its declaration.
     """
-    readings = {n: reading_of(n, item, table, split, preparing) for n, item in fields.items()}
-    without(_all_flaws(readings), None, table.num_rows(split), "fail")
+    readings = readings_of(fields, table, split, preparing)
+    without(flaws_of(readings), None, table.num_rows(split), "fail")
     known = preparing.known or Prepared()
-    return {name: _loaded(item, name, None, limit, known) for name, item in readings.items()}
+    return {name: item.load(None, limit, known) for name, item in readings.items()}
 
 
-def flaws_of(
+def readings_of(
     fields: Mapping[str, Field], table: Table, split: str, preparing: Preparing
-) -> Iterator[BadRows]:
-    """Yield the flaws of the rows of a split, field by field."""
-    for name, field in fields.items():
-        yield from reading_of(name, field, table, split, preparing).flaws()
+) -> dict[str, Reading]:
+    """Create the readers for the columns of each field."""
+    return {
+        name: reading_of(name, field, table, split, preparing) for name, field in fields.items()
+    }
 
 
 def reading_of(name: str, field: Field, table: Table, split: str, preparing: Preparing) -> Reading:
@@ -122,51 +125,41 @@ def reading_of(name: str, field: Field, table: Table, split: str, preparing: Pre
     return SequenceReading(name, field, table, split, normalize)
 
 
-def _all_flaws(readings: Mapping[str, Reading]) -> Iterator[BadRows]:
-    for reading in readings.values():
-        yield from reading.flaws()
+def flaws_of(readings: Mapping[str, Reading]) -> Iterator[BadRows]:
+    """Yield the flaws of the rows of a split, field by field."""
+    return chain.from_iterable(reading.flaws() for reading in readings.values())
 
 
-def _check_some(source: Source, num_rows: int, *, limited: bool, dropped: bool) -> None:
-    if num_rows:
-        return
-    detail = f"split {source.split!r} has no rows"
-    detail += " in this fraction" if source.fraction else ""
-    detail += " that are short enough" if limited else " that fit the fields" if dropped else ""
-    raise DataFailed(detail)
-
-
-def _prepared(
-    readings: Mapping[str, Reading], rows: Tensor | None, limit: Sequences, preparing: Preparing
+def prepare(
+    fields: Mapping[str, Field],
+    preparing: Preparing,
+    passes: Callable[[str], Blocks],
+    vocabulary: Callable[[str], Tokens],
 ) -> Prepared:
-    """Return known statistics and vocabularies, and compute the others from these rows."""
-    known = preparing.known or Prepared()
-    found = Prepared()
-    for name, reading in readings.items():
+    """Return known statistics and vocabularies, and compute the others from training rows.
+
+    Args:
+        fields: the fields that are read.
+        preparing: what is known, and what is normalized.
+        passes: returns for a field what reads its values from the start.
+        vocabulary: builds the vocabulary of a text field.
+
+    Raises:
+        DataFailed: a feature has no value to compute its fill from.
+    """
+    known, found = preparing.known or Prepared(), Prepared()
+    for name, field in fields.items():
         if name in known.figures:
             found.figures[name] = known.figures[name]
         elif name in known.tokens:
             found.tokens[name] = known.tokens[name]
-        elif isinstance(reading, SequenceReading):
-            reading.prepare(found, rows, limit)
-        elif isinstance(reading, DenseReading) and needs_figures(reading.field, name, preparing):
-            found.figures[name] = reading.find(rows)
+        elif isinstance(field, IntegerSequenceField) and field.tokens is not None:
+            found.tokens[name] = vocabulary(name)
+        elif isinstance(field, DenseField | DenseSequenceField) and (
+            name in preparing.normalize or field.fill in ("mean", "median")
+        ):
+            normalize = preparing.normalize.get(name)
+            found.figures[name] = find_figures(
+                name, passes(name), field.scale, field.fill, normalize
+            )
     return found
-
-
-def needs_figures(
-    field: Field, name: str, preparing: Preparing
-) -> TypeGuard[DenseField | DenseSequenceField]:
-    """Whether statistics of a field's values must be computed."""
-    is_of_numbers = isinstance(field, DenseField | DenseSequenceField)
-    return is_of_numbers and (name in preparing.normalize or field.fill in ("mean", "median"))
-
-
-def _loaded(
-    reading: Reading, name: str, rows: Tensor | None, limit: Sequences, prepared: Prepared
-) -> Loaded:
-    if isinstance(reading, IntegerReading):
-        return reading.load(rows)
-    if isinstance(reading, DenseReading):
-        return reading.load(rows, prepared.figures.get(name))
-    return reading.load(rows, limit, prepared)

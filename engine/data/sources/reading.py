@@ -1,57 +1,153 @@
-"""Read rows of a source by their positions, checked and in the form in which they are stored.
+"""Read rows of a source from its files: by their positions, or all of them before the first step.
 
-Shape suffixes: B = rows that are read.
+Rows that stay in their files are read a block at a time, and only the columns that are needed: to
+find rows that do not fit, to count tokens, and to compute statistics and vocabularies. The results
+equal those for rows in memory bit for bit: statistics use the same blocks of values in the same
+order.
+
+Shape suffixes: B = rows that are read, S = steps of some rows together, D = the width of a vector.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from engine.data.batches.buckets import Integers
 from engine.data.batches.rows import Loaded
+from engine.data.columns.checks import without
+from engine.data.columns.dense import DenseReading
 from engine.data.columns.fields import checked_shape, field_columns
-from engine.data.columns.loaded import LoadedField
+from engine.data.columns.normalization import BLOCK_VALUES, Floats, in_floats
 from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.ragged import Limited, LoadedSequence, RaggedColumn, limited
-from engine.data.sources.fitting import Fitting, Look, nothing
-from engine.data.sources.joined import JoinedStored, taken_rows
-from engine.data.sources.loading import load_fields
-from engine.data.sources.row_files import Runs, StoredTable, runs_of
+from engine.data.columns.ragged import RaggedColumn, limited
+from engine.data.columns.sequences import SequenceReading, steps_at_once
+from engine.data.columns.table import Runs, StoredTable, Window, runs_of
+from engine.data.columns.vocabulary import Tokens, ranked, split
+from engine.data.sources.joined import JoinedStored, JoinedWindow, taken_rows
+from engine.data.sources.loading import (
+    Reading,
+    flaws_of,
+    load_fields,
+    prepare,
+    reading_of,
+    readings_of,
+)
 from glasshouse.errors import DataFailed
-from glasshouse.spec import Field, IntegerSequenceField, SequenceField, Sequences, Source
+from glasshouse.spec import (
+    DenseField,
+    DenseSequenceField,
+    Field,
+    IntegerSequenceField,
+    SequenceField,
+    Sequences,
+    Source,
+    Vocabulary,
+)
 
-Integers = NDArray[np.int64]
+_CHUNK_BYTES = 1 << 22
+_MANY_ROWS = 1 << 14
+"""The maximum number of rows that are read at once."""
+Look = Callable[[int], None]
+"""Called with the number of rows just processed; may raise to stop."""
 
 
-class ReadsRows(Protocol):
+def nothing(_num_rows: int) -> None:
+    """Do nothing."""
+
+
+class RowReader(ABC):
     """Reads rows of a source by their positions."""
 
-    num_rows: int
-    left_out: dict[str, int]
-    numbers: torch.Tensor | None
-    prepared: Prepared
-    sizes: list[int]
-    lengths: torch.Tensor
-    """Row lengths of the field that batches are bucketed by; empty if there is none."""
+    def __init__(
+        self,
+        table: StoredTable | JoinedStored,
+        source: Source,
+        fields: Mapping[str, Field],
+        look: Look,
+    ) -> None:
+        self._table, self._source, self._fields, self._look = table, source, fields, look
+        self._num_all = table.num_rows(source.split)
+        self.num_rows = self._num_all
+        self.left_out: dict[str, int] = {}
+        """What is cut off or dropped, in words, and how much of it."""
+        self.numbers: Tensor | None = None
+        """Each row's number in the split; None: these are all rows of the split."""
+        self.prepared = Prepared()
+        """Statistics and vocabularies."""
+        self.sizes: list[int] = []
+        """For joined sources, how many rows of each are used."""
+        self.lengths = torch.empty(0, dtype=torch.int64)
+        """Row lengths of the field that batches are bucketed by; empty if there is none."""
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """The fields that are read of each row."""
-        ...
-
+    @abstractmethod
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
-        """Read runs of adjacent rows, in the order of the runs."""
-        ...
+        """Read runs of adjacent rows, in the order of the runs.
+
+        Raises:
+            DataFailed: the data cannot be read, or does not fit its declaration.
+        """
 
     def read(self, places: Integers) -> dict[str, Loaded]:
-        """Read any rows, in any order."""
-        ...
+        """Read any rows, in any order.
+
+        Raises:
+            DataFailed: the data cannot be read, or does not fit its declaration.
+        """
+        ascending, back = np.unique(places, return_inverse=True)
+        found = self.read_runs(runs_of(ascending))
+        return {name: item.taken(torch.from_numpy(back)) for name, item in found.items()}
+
+    def tokens(
+        self, name: str, field: IntegerSequenceField, rows: Tensor | None
+    ) -> Iterator[tuple[Window | JoinedWindow, list[Sequence[str]]]]:
+        """Yield the tokens of a text field, a block of rows at a time."""
+        (column,) = field_columns(name, field)
+        assert field.tokens is not None  # noqa: S101 (the callers looked)
+        for window in self._windows(rows, self._rows_at_once({name: field})):
+            chunks = window.texts(self._source.split, column).chunks(_CHUNK_BYTES)
+            yield window, [split(text, field.tokens) for text in chain.from_iterable(chunks)]
+
+    def _windows(self, rows: Tensor | None, at_once: int) -> Iterator[Window | JoinedWindow]:
+        """Yield rows (None: all), ``at_once`` rows at a time."""
+        numbers = None if rows is None else rows.numpy()
+        count = self._num_all if numbers is None else len(numbers)
+        for start in range(0, count, at_once):
+            stop = min(start + at_once, count)
+            runs = [(start, stop)] if numbers is None else runs_of(numbers[start:stop])
+            yield self._table.window(self._source.split, runs)
+            self._look(stop - start)
+
+    def _rows_at_once(self, fields: Mapping[str, Field]) -> int:
+        """Return a number of rows whose values make about one block."""
+        columns = [
+            self._table.described(column)
+            for name, field in fields.items()
+            for column in field_columns(name, field)
+        ]
+        return max(1, min(_MANY_ROWS, BLOCK_VALUES // max(1, sum(map(self._row_values, columns)))))
+
+    def _row_values(self, column: Mapping[str, Any]) -> int:
+        """Return the mean number of values in a row of a column."""
+        if column["dtype"] == "string":
+            found = (column.get("tokens") or {}).get("characters", {}).get(self._source.split)
+            return 100 if found is None else int(found["total"]) // max(1, self._num_all) + 1
+        shape = column["shape"]
+        if None not in shape:
+            return int(np.prod(shape))
+        total = int(column["lengths"][self._source.split]["total"])
+        return (total // max(1, self._num_all) + 1) * int(np.prod(shape[1:]))
 
 
-class SourceReader:
+class SourceReader(RowReader):
     """Reads the rows of one source from its files."""
 
     def __init__(  # noqa: PLR0913 (a source, how it is read, and who hears of it)
@@ -73,194 +169,148 @@ class SourceReader:
         Raises:
             DataFailed: the fields do not fit the table, or no rows remain.
         """
-        self._split = source.split
-        self._fields = fields
-        self._table = table
-        self._limit = limit
-        num_rows = table.num_rows(source.split)
+        super().__init__(table, source, fields, look)
+        self._split, self._limit, self._preparing = source.split, limit, preparing
         for name, field in fields.items():
             checked_shape(name, field, table.meta)
-        fitting = Fitting(fields, table, source.split, preparing, look)
         rows, _ = taken_rows(table, source, seed)
-        left_out: dict[str, int] = {}
         if preparing.on_bad_row == "drop":
-            rows, left_out = fitting.good(rows)
-        kept = self._kept(rows, fitting)
-        self.left_out = left_out | kept.left_out
-        """What is cut off or dropped, in words, and how much of it."""
+            rows, self.left_out = self._good(rows)
+        sequences = [name for name, field in fields.items() if isinstance(field, SequenceField)]
+        limits = {
+            name: self._ragged(name, rows) for name in sequences if limit.max_length is not None
+        }
+        kept = limited(limits, rows, limit)
+        self.left_out |= kept.left_out
         self.numbers = kept.rows
-        """Each row's number in the split; None: these are all rows of the split."""
-        self.num_rows = num_rows if kept.rows is None else len(kept.rows)
+        if kept.rows is not None:
+            self.num_rows = len(kept.rows)
         if not self.num_rows:
             raise DataFailed(f"split {source.split!r} has no rows that are taken")
-        self.prepared = fitting.prepare(kept.rows, limit)
-        """Statistics and vocabularies."""
-        self.lengths = torch.empty(0, dtype=torch.int64)
+        self.prepared = prepare(
+            fields,
+            preparing,
+            lambda name: partial(self._blocks, name, kept.rows),
+            lambda name: self._vocabulary(name, kept.rows),
+        )
         if bucket is not None:
-            self.lengths = self._lengths(bucket, fitting, rows)
-        self.sizes = _sizes(table, kept.rows)
-        """For joined sources, how many rows of each are used."""
+            lengths = torch.from_numpy(self._ragged(bucket, rows).lengths)
+            lengths = lengths if kept.rows is None else lengths[kept.rows]
+            most = limit.max_length if bucket in sequences else None
+            self.lengths = lengths if most is None else lengths.clamp(max=most)
+        if isinstance(table, JoinedStored):
+            ends = table.ends
+            cuts = ends if kept.rows is None else np.searchsorted(kept.rows.numpy(), ends)
+            self.sizes = np.diff(cuts).tolist()
         self._preparing = replace(preparing, known=self.prepared)
 
-    def _kept(self, rows: torch.Tensor | None, fitting: Fitting) -> Limited:
-        """Apply the length limit. Lengths follow from the offsets."""
-        if self._limit.max_length is None:
-            return Limited(rows, {})
-        columns = {
-            name: self._ragged(name, fitting, rows)
-            for name, field in self._fields.items()
-            if isinstance(field, SequenceField)
-        }
-        return limited(columns, rows, self._limit)
-
-    def _ragged(self, name: str, fitting: Fitting, rows: torch.Tensor | None) -> RaggedColumn:
-        """Return a column with the offsets of a field's rows, without values."""
-        field = self._fields[name]
-        if isinstance(field, IntegerSequenceField) and field.tokens is not None:
-            return fitting.tokens_of(name, field, rows)
-        column = field_columns(name, field)[0]
-        ends = self._table.offsets(self._split, column)
-        return RaggedColumn(column, self._split, np.empty(0), ends, self._table.where)
-
-    def _lengths(self, name: str, fitting: Fitting, rows: torch.Tensor | None) -> torch.Tensor:
-        lengths = torch.from_numpy(np.diff(self._ragged(name, fitting, rows).offsets))
-        lengths = lengths if self.numbers is None else lengths[self.numbers]
-        most = self._limit.max_length
-        is_cut = most is not None and isinstance(self._fields[name], SequenceField)
-        return lengths.clamp(max=most) if is_cut else lengths
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        """The fields that are read of each row."""
-        return self._fields
-
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
-        """Read runs of adjacent rows, in the order of the runs.
-
-        Raises:
-            DataFailed: the data cannot be read, or does not fit its declaration.
-        """
+        """Read runs of adjacent rows, in the order of the runs."""
         if self.numbers is not None:
             numbers = self.numbers.numpy()
             runs = [part for first, last in runs for part in runs_of(numbers[first:last])]
         window = self._table.window(self._split, runs)
         return load_fields(self._fields, window, self._split, self._limit, self._preparing)
 
-    def read(self, places: Integers) -> dict[str, Loaded]:
-        """Read any rows, in any order.
+    # --- rows that do not fit --------------------------------------------------------------------
 
-        Raises:
-            DataFailed: the data cannot be read, or does not fit its declaration.
+    def _good(self, rows: Tensor | None) -> tuple[Tensor | None, dict[str, int]]:
+        """Return the rows that fit all fields, and what was dropped, in words, with its counts."""
+        fields = {n: item for n, item in self._fields.items() if self._can_be_bad(n, item)}
+        left_out: Counter[str] = Counter()
+        kept: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+        for window in self._windows(rows, self._rows_at_once(fields)) if fields else ():
+            readings = readings_of(fields, window, self._split, self._preparing)
+            found = without(flaws_of(readings), None, window.num_rows(self._split), "drop")
+            left_out.update(found.left_out)
+            numbers = torch.from_numpy(window.numbers)
+            kept.append(numbers if found.rows is None else numbers[found.rows])
+        return (torch.cat(kept), dict(left_out)) if left_out else (rows, {})
+
+    def _can_be_bad(self, name: str, field: Field) -> bool:
+        if isinstance(field, IntegerSequenceField):
+            return field.tokens is None
+        if not isinstance(field, DenseField | DenseSequenceField):
+            return True
+        columns = [self._table.described(column) for column in field_columns(name, field)]
+        is_dense = isinstance(field, DenseField)
+        return any(
+            column["dtype"].startswith("float") or (is_dense and None in column["shape"])
+            for column in columns
+        )
+
+    def _ragged(self, name: str, rows: Tensor | None) -> RaggedColumn:
+        """Return a column with the offsets of a field's rows, without values.
+
+        A row of a text that is not in ``rows`` has length 0. Other lengths follow from the offsets.
         """
-        ascending, back = np.unique(places, return_inverse=True)
-        found = self.read_runs(runs_of(ascending))
-        return {name: picked(item, torch.from_numpy(back)) for name, item in found.items()}
+        field = self._fields[name]
+        column = field_columns(name, field)[0]
+        if isinstance(field, IntegerSequenceField) and field.tokens is not None:
+            lengths = np.zeros(self._num_all, np.int64)
+            for window, tokens in self.tokens(name, field, rows):
+                lengths[window.numbers] = [len(row) for row in tokens]
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        else:
+            ends = self._table.offsets(self._split, column)
+        return RaggedColumn(column, self._split, np.empty(0), ends, self._table.where)
+
+    # --- statistics and vocabularies -------------------------------------------------------------
+
+    def _vocabulary(self, name: str, rows: Tensor | None) -> Tokens:
+        field = self._fields[name]
+        assert isinstance(field, IntegerSequenceField)  # noqa: S101 (only it has tokens)
+        asked = field.vocabulary or Vocabulary()
+        if asked.given is not None:
+            return Tokens(asked.given)
+        counts: Counter[str] = Counter()
+        for _, tokens in self.tokens(name, field, rows):
+            counts.update(chain.from_iterable(row[: self._limit.max_length] for row in tokens))
+        return ranked(counts, asked, field.dim)
+
+    def _blocks(self, name: str, rows: Tensor | None) -> Iterator[Floats]:
+        """Yield the values of a field from the start, in the same blocks as rows in memory."""
+        field = self._fields[name]
+        if isinstance(field, DenseField):
+            shape = checked_shape(name, field, self._table.meta).shape
+            for reading in self._readings(name, field, rows, DenseReading.rows_at_once(shape)):
+                assert isinstance(reading, DenseReading)  # noqa: S101 (that of a dense field is one)
+                yield from reading.blocks(None)
+            return
+        assert isinstance(field, DenseSequenceField)  # noqa: S101 (others have no statistics)
+        whole = self._vectors(name, field, rows)
+        for piece in recut(whole, steps_at_once(field)):
+            yield in_floats(field, piece)
+
+    def _vectors(
+        self, name: str, field: DenseSequenceField, rows: Tensor | None
+    ) -> Iterator[NDArray[Any]]:
+        for reading in self._readings(name, field, rows, self._rows_at_once({name: field})):
+            assert isinstance(reading, SequenceReading)  # noqa: S101 (that of a sequence is one)
+            yield reading.vectors(field, None, self._limit)[0]
+
+    def _readings(
+        self, name: str, field: Field, rows: Tensor | None, at_once: int
+    ) -> Iterator[Reading]:
+        """Yield the reader of some rows at a time, which all fit the field."""
+        for window in self._windows(rows, at_once):
+            reading = reading_of(name, field, window, self._split, self._preparing)
+            without(reading.flaws(), None, window.num_rows(self._split), "fail")
+            yield reading
 
 
-def _sizes(table: StoredTable | JoinedStored, rows: torch.Tensor | None) -> list[int]:
-    if not isinstance(table, JoinedStored):
-        return []
-    if rows is None:
-        return np.diff(table.ends).tolist()
-    return np.diff(np.searchsorted(rows.numpy(), table.ends)).tolist()
-
-
-def picked(item: Loaded, rows_B: torch.Tensor) -> Loaded:
-    """Return some of the rows of a field, in the given order."""
-    if isinstance(item, LoadedField):
-        return replace(item, values=item.values.index_select(0, rows_B))
-    return replace(item, starts=item.starts[rows_B], lengths=item.lengths[rows_B])
-
-
-class RowStore:
-    """Rows in memory, by slot; slots may be empty."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._like: dict[str, Loaded] = {}
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._lists: dict[str, list[NDArray[np.generic] | None]] = {}
-        self.num_rows = 0
-        """Number of stored rows."""
-        self._row_bytes = self._list_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the stored rows, in bytes."""
-        return self.num_rows * self._row_bytes + self._list_bytes
-
-    def put(self, slots: Integers, rows: Mapping[str, Loaded]) -> None:
-        """Store rows in empty slots."""
-        if not self._like:
-            self._prepare(rows)
-        self.num_rows += len(slots)
-        for name, item in rows.items():
-            if isinstance(item, LoadedField):
-                self._tensors[name].numpy()[slots] = item.values.numpy()
-                continue
-            self._put_lists(self._lists[name], slots, item, item.values)
-            if item.weights is not None:
-                self._put_lists(self._lists[f"{name}."], slots, item, item.weights)
-
-    def _prepare(self, rows: Mapping[str, Loaded]) -> None:
-        """Allocate tensors for the capacity; the system commits pages when they are written."""
-        for name, item in rows.items():
-            self._like[name] = picked(item, torch.zeros(0, dtype=torch.int64))
-            if isinstance(item, LoadedField):
-                shape = (self._capacity, *item.values.shape[1:])
-                self._tensors[name] = torch.empty(shape, dtype=item.values.dtype)
-                self._row_bytes += self._tensors[name].nbytes // self._capacity
-                continue
-            self._lists[name] = [None] * self._capacity
-            if item.weights is not None:
-                self._lists[f"{name}."] = [None] * self._capacity
-
-    def _put_lists(
-        self,
-        kept: list[NDArray[np.generic] | None],
-        slots: Integers,
-        item: LoadedSequence,
-        values: torch.Tensor,
-    ) -> None:
-        array = values.numpy()
-        ends = item.starts + item.lengths
-        for slot, start, end in zip(
-            slots.tolist(), item.starts.tolist(), ends.tolist(), strict=True
-        ):
-            row = array[start:end].copy()  # a view would keep the whole array alive
-            kept[slot] = row
-            self._list_bytes += row.nbytes + LIST_BYTES
-
-    def get(self, slots: Integers) -> dict[str, Loaded]:
-        """Return the rows in some slots."""
-        return {name: self._get(name, item, slots) for name, item in self._like.items()}
-
-    def _get(self, name: str, like: Loaded, slots: Integers) -> Loaded:
-        if isinstance(like, LoadedField):
-            values = self._tensors[name].index_select(0, torch.from_numpy(slots))
-            return replace(like, values=values)
-        rows = self._of(name, slots)
-        lengths = torch.tensor([len(row) for row in rows])
-        values = torch.from_numpy(np.concatenate(rows))
-        weights = None
-        if like.weights is not None:
-            weights = torch.from_numpy(np.concatenate(self._of(f"{name}.", slots)))
-        starts = lengths.cumsum(0) - lengths
-        return replace(like, values=values, starts=starts, lengths=lengths, weights=weights)
-
-    def _of(self, name: str, slots: Integers) -> list[NDArray[np.generic]]:
-        kept = self._lists[name]
-        return [row for slot in slots.tolist() if (row := kept[slot]) is not None]
-
-    def free(self, slots: Integers) -> None:
-        """Remove rows from their slots."""
-        self.num_rows -= len(slots)
-        for kept in self._lists.values():
-            for slot in slots.tolist():
-                row = kept[slot]
-                self._list_bytes -= 0 if row is None else row.nbytes + LIST_BYTES
-                kept[slot] = None
-
-
-LIST_BYTES = 128
-"""Memory of a list row without its values, in bytes: a numpy array object and its reference."""
+def recut(arrays: Iterator[NDArray[Any]], step: int) -> Iterator[NDArray[Any]]:
+    """Yield the same values in pieces of ``step``; the last may be shorter."""
+    waiting: list[NDArray[Any]] = []
+    num = 0
+    for array in arrays:
+        waiting.append(array)
+        num += len(array)
+        if num < step:
+            continue
+        whole = np.concatenate(waiting)
+        last = num // step * step
+        yield from (whole[start : start + step] for start in range(0, last, step))
+        waiting, num = [whole[last:].copy()], num - last
+    if num:
+        yield np.concatenate(waiting)

@@ -5,27 +5,186 @@ Training uses them like rows in memory. The contents and the order of batches ar
 reading their rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.data.batches.batch import Batch, Taken
-from engine.data.batches.bucket_pool import BucketDraws
 from engine.data.batches.buckets import Buckets, by_chance
-from engine.data.batches.prefetch import Prefetcher
-from engine.data.batches.rows import Rows, divided, tensors_of
-from engine.data.batches.shuffle_pool import Draw, Integers, Pool, PoolDraws
-from engine.data.sources.cache import Cache, Drained, Held, Read
-from engine.data.sources.reading import ReadsRows
+from engine.data.batches.rows import Loaded, Prefetcher, Rows, divided, tensors_of
+from engine.data.batches.shuffle_pool import BucketDraws, Draw, Integers, Pool, PoolDraws
+from engine.data.columns.loaded import LoadedField, LoadedSequence
+from engine.data.sources.reading import RowReader
 from glasshouse.spec import BucketByLength, Shuffle
 
+Read = dict[str, Loaded]
+LIST_BYTES = 128
+"""Memory of a list row without its values, in bytes: a numpy array object and its reference."""
 Parts = Callable[[Read, Taken], Iterator[Batch]]
 """Creates the micro-batches of a batch from rows that were read."""
 _ALL = slice(None)
+
+
+class RowStore:
+    """Rows in memory, by slot; slots may be empty."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._like: dict[str, Loaded] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._lists: dict[str, list[NDArray[np.generic] | None]] = {}
+        self.num_rows = 0
+        """Number of stored rows."""
+        self._row_bytes = self._list_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the stored rows, in bytes."""
+        return self.num_rows * self._row_bytes + self._list_bytes
+
+    def put(self, slots: Integers, rows: Mapping[str, Loaded]) -> None:
+        """Store rows in empty slots."""
+        if not self._like:
+            self._prepare(rows)
+        self.num_rows += len(slots)
+        for name, item in rows.items():
+            if isinstance(item, LoadedField):
+                self._tensors[name].numpy()[slots] = item.values.numpy()
+                continue
+            self._put_lists(self._lists[name], slots, item, item.values)
+            if item.weights is not None:
+                self._put_lists(self._lists[f"{name}."], slots, item, item.weights)
+
+    def _prepare(self, rows: Mapping[str, Loaded]) -> None:
+        """Allocate tensors for the capacity; the system commits pages when they are written."""
+        for name, item in rows.items():
+            self._like[name] = item.taken(torch.zeros(0, dtype=torch.int64))
+            if isinstance(item, LoadedField):
+                shape = (self._capacity, *item.values.shape[1:])
+                self._tensors[name] = torch.empty(shape, dtype=item.values.dtype)
+                self._row_bytes += self._tensors[name].nbytes // self._capacity
+                continue
+            self._lists[name] = [None] * self._capacity
+            if item.weights is not None:
+                self._lists[f"{name}."] = [None] * self._capacity
+
+    def _put_lists(
+        self,
+        kept: list[NDArray[np.generic] | None],
+        slots: Integers,
+        item: LoadedSequence,
+        values: Tensor,
+    ) -> None:
+        array = values.numpy()
+        starts, ends = item.starts.tolist(), (item.starts + item.lengths).tolist()
+        for slot, start, end in zip(slots.tolist(), starts, ends, strict=True):
+            row = array[start:end].copy()  # a view would keep the whole array alive
+            kept[slot] = row
+            self._list_bytes += row.nbytes + LIST_BYTES
+
+    def get(self, slots: Integers) -> dict[str, Loaded]:
+        """Return the rows in some slots."""
+        return {name: self._get(name, item, slots) for name, item in self._like.items()}
+
+    def _get(self, name: str, like: Loaded, slots: Integers) -> Loaded:
+        if isinstance(like, LoadedField):
+            values = self._tensors[name].index_select(0, torch.from_numpy(slots))
+            return replace(like, values=values)
+        rows = self._of(name, slots)
+        lengths = torch.tensor([len(row) for row in rows])
+        values = torch.from_numpy(np.concatenate(rows))
+        weights = None
+        if like.weights is not None:
+            weights = torch.from_numpy(np.concatenate(self._of(f"{name}.", slots)))
+        starts = lengths.cumsum(0) - lengths
+        return replace(like, values=values, starts=starts, lengths=lengths, weights=weights)
+
+    def _of(self, name: str, slots: Integers) -> list[NDArray[np.generic]]:
+        kept = self._lists[name]
+        return [row for slot in slots.tolist() if (row := kept[slot]) is not None]
+
+    def free(self, slots: Integers) -> None:
+        """Remove rows from their slots."""
+        self.num_rows -= len(slots)
+        for kept in self._lists.values():
+            for slot in slots.tolist():
+                row = kept[slot]
+                self._list_bytes -= 0 if row is None else row.nbytes + LIST_BYTES
+                kept[slot] = None
+
+
+class Drained(RowStore):
+    """Stores rows until they are drawn."""
+
+    def __init__(self, reader: RowReader, capacity: int) -> None:
+        super().__init__(capacity)
+        self._reader = reader
+
+    def enter(self, draw: Draw, rows: Read) -> None:
+        """Store the rows that enter with a draw."""
+        self.put(draw.entered, rows)
+
+    def take(self, draw: Draw) -> Read:
+        """Return the rows that were drawn, and free them."""
+        rows = self.get(draw.drawn)
+        self.free(draw.drawn)
+        return rows
+
+    def fill(self, draws: PoolDraws) -> None:
+        """Read what the pool contained when training was interrupted, a few rows at a time."""
+        slots, places = draws.held
+        order = np.argsort(places)
+        for start in range(0, len(order), draws.pool.batch_size):
+            part = order[start : start + draws.pool.batch_size]
+            self.put(slots[part], self._reader.read(places[part]))
+
+
+class Cache(RowStore):
+    """Stores rows permanently once they were read, by their positions in the source."""
+
+    def __init__(self, reader: RowReader) -> None:
+        super().__init__(reader.num_rows)
+        self._reader = reader
+        self._is_there = np.zeros(reader.num_rows, np.bool_)
+
+    def enter(self, draw: Draw, rows: Read) -> None:
+        """Store the rows that enter with a draw."""
+        self.keep(np.concatenate([np.arange(*run) for run in draw.runs]), rows)
+
+    def take(self, draw: Draw) -> Read:
+        """Return the rows that were drawn."""
+        return self.get(draw.places)
+
+    def fill(self, draws: PoolDraws) -> None:
+        """Read what the pool contained when training was interrupted."""
+        self.need(draws.held[1], draws.pool.batch_size)
+
+    def keep(self, places: Integers, rows: Read) -> None:
+        """Store rows; those that are stored already stay unchanged."""
+        fresh = ~self._is_there[places]
+        if not fresh.all():
+            some = torch.from_numpy(np.flatnonzero(fresh))
+            places, rows = places[fresh], {n: item.taken(some) for n, item in rows.items()}
+        if len(places):
+            self.put(places, rows)
+            self._is_there[places] = True
+
+    def missing(self, places: Integers) -> Integers:
+        """Return those of the given rows that were not read yet."""
+        return places[~self._is_there[places]]
+
+    def need(self, places: Integers, at_once: int) -> None:
+        """Read those of the given rows that are missing, ``at_once`` rows at a time."""
+        missing = np.sort(self.missing(places))
+        for start in range(0, len(missing), at_once):
+            part = missing[start : start + at_once]
+            self.keep(part, self._reader.read(part))
 
 
 class StreamedRows(Rows):
@@ -33,7 +192,7 @@ class StreamedRows(Rows):
 
     def __init__(  # noqa: PLR0913 (rows, and how they become batches)
         self,
-        reader: ReadsRows,
+        reader: RowReader,
         device: torch.device,
         *,
         shuffle: Shuffle,
@@ -54,20 +213,16 @@ class StreamedRows(Rows):
         self._bucket = bucket
         self._shuffle = shuffle
         self._sizes = tuple(reader.sizes) if in_turn else ()
-        self._ahead: Prefetcher[Read] = Prefetcher(workers)
+        self.ahead = Prefetcher(workers)
         self._cache = Cache(reader) if keeps else None
-        self._held: Held | None = self._cache
+        self._held: Cache | Drained | None = self._cache
 
     def figures(self) -> dict[str, float]:
         """Return how many rows are in memory, and their size in bytes."""
-        if self._held is None:
+        held = self._held
+        if held is None:
             return {}
-        store = self._held.store
-        return {"data/pool_rows": store.num_rows, "data/pool_bytes": store.num_bytes}
-
-    def close(self) -> None:
-        """Stop the threads that prefetch."""
-        self._ahead.close()
+        return {"data/pool_rows": held.num_rows, "data/pool_bytes": held.num_bytes}
 
     def batch(
         self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
@@ -85,11 +240,7 @@ class StreamedRows(Rows):
         parts: int = 1,
         trained_in: int | None = None,
     ) -> Iterator[Batch]:
-        """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
-
-        ``first``: the number of batches to skip, without reading their rows. ``parts``: the number
-        of micro-batches that each batch is split into. ``trained_in``: as in `batch`.
-        """
+        """Yield the batches of one epoch; those before ``first`` are drawn, and not read."""
         made = partial(self._made, parts, trained_in)
         num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
         batches = range(first, num_batches)
@@ -98,55 +249,48 @@ class StreamedRows(Rows):
         if self._cache is not None and order[1]:
             return self._cached(self._cache, batch_size, batches, order, made)
         size, least = self._shuffle.buffer_size or batch_size, self._shuffle.min_buffer_size
-        draws = self._draws(Pool(self.num_rows, batch_size, size, least, self._sizes), order)
+        pool = Pool(self.num_rows, batch_size, size, least, self._sizes)
+        draws = PoolDraws(pool, *order)
+        if self._bucket is not None:
+            lengths_N = self._reader.lengths.numpy()
+            draws = BucketDraws(pool, *order, wanted=self._bucket, lengths_N=lengths_N)
         draws.skip(first)
-        self._held = self._cache or Drained(self._reader, draws.capacity)
+        self._held = self._cache or Drained(self._reader, draws.pool.capacity)
         return self._drawn(draws, self._held, len(batches), made)
-
-    def _draws(self, pool: Pool, order: tuple[int, int]) -> PoolDraws:
-        if self._bucket is None:
-            return PoolDraws(pool, *order)
-        lengths_N = self._reader.lengths.numpy()
-        return BucketDraws(pool, *order, wanted=self._bucket, lengths_N=lengths_N)
 
     def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
         cache = self._cache
-
-        def tasks() -> Iterator[tuple[slice, Callable[[], Read]]]:
-            for number in batches:
-                start = number * batch_size
-                stop = min(start + batch_size, self.num_rows)
-                yield slice(start, stop), lambda run=(start, stop): self._unread(run)
-
-        for rows_B, read in self._ahead.each(tasks()):
+        cuts = (
+            slice(number * batch_size, min((number + 1) * batch_size, self.num_rows))
+            for number in batches
+        )
+        tasks = ((rows_B, partial(self._unread, rows_B)) for rows_B in cuts)
+        for rows_B, read in self.ahead.each(tasks):
             if cache is None:
                 yield from made(read, rows_B)
                 continue
             places = self._places(rows_B)
             if read:
                 cache.keep(cache.missing(places), read)
-            yield from made(cache.store.get(places), rows_B)
+            yield from made(cache.get(places), rows_B)
 
-    def _unread(self, run: tuple[int, int]) -> Read:
-        """Read a run of adjacent rows; with a cache, only those that it does not have."""
+    def _unread(self, rows_B: slice) -> Read:
+        """Read adjacent rows; with a cache, only those that it does not have."""
         if self._cache is None:
-            return self._reader.read_runs([run])
-        missing = self._cache.missing(np.arange(*run))
+            return self._reader.read_runs([(rows_B.start, rows_B.stop)])
+        missing = self._cache.missing(self._places(rows_B))
         return self._reader.read(missing) if len(missing) else {}
 
     def _drawn(
-        self, draws: PoolDraws, held: Held, num_batches: int, made: Parts
+        self, draws: PoolDraws, held: Cache | Drained, num_batches: int, made: Parts
     ) -> Iterator[Batch]:
         held.fill(draws)
-
-        def tasks() -> Iterator[tuple[Draw, Callable[[], Read]]]:
-            for _ in range(num_batches):
-                draw = draws.draw()
-                yield draw, lambda runs=draw.runs: self._reader.read_runs(runs) if runs else {}
-
-        for draw, read in self._ahead.each(tasks()):
+        drawn = (draws.draw() for _ in range(num_batches))
+        read_runs = self._reader.read_runs
+        tasks = ((draw, lambda runs=draw.runs: read_runs(runs) if runs else {}) for draw in drawn)
+        for draw, read in self.ahead.each(tasks):
             if read:
-                held.put(draw, read)
+                held.enter(draw, read)
             yield from made(held.take(draw), torch.from_numpy(draw.places))
 
     def _cached(
@@ -157,18 +301,14 @@ class StreamedRows(Rows):
         cut = by_chance(self.num_rows, batch_size, order)
         if self._bucket is not None:
             cut = Buckets(self._bucket, self._reader.lengths, batch_size).epoch(order)
-
-        def tasks() -> Iterator[tuple[Tensor, Callable[[], Read]]]:
-            for rows_B in islice(cut.batches(batches.start), len(batches)):
-                yield rows_B, lambda rows_B=rows_B: cache.store.get(rows_B.numpy())
-
-        for rows_B, read in self._ahead.each(tasks()):
+        chosen = islice(cut.batches(batches.start), len(batches))
+        tasks = ((rows_B, partial(cache.get, rows_B.numpy())) for rows_B in chosen)
+        for rows_B, read in self.ahead.each(tasks):
             yield from made(read, rows_B)
 
     def _made(
         self, parts: int, trained_in: int | None, rows: Read, taken: Taken
     ) -> Iterator[Batch]:
-        """Yield the micro-batches of a batch from rows that were read."""
         if parts == 1:
             yield self._part(trained_in, rows, _ALL, taken)
             return

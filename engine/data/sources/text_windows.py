@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from engine.data.batches.rows import Loaded
+from engine.data.batches.rows import Loaded, MemoryRows, place
 from engine.data.columns.fields import (
     BadField,
     checked_shape,
@@ -21,8 +20,8 @@ from engine.data.columns.fields import (
     num_tokens,
     token_bound,
 )
-from engine.data.columns.loaded import LoadedField
-from engine.data.columns.ragged import LoadedSequence
+from engine.data.columns.loaded import LoadedField, LoadedSequence
+from engine.data.columns.prepared import WINDOWS, Prepared
 from engine.data.columns.sequences import check_tokens
 from engine.data.columns.table import Table
 from engine.data.columns.vocabulary import Tokenized, Tokens
@@ -99,23 +98,35 @@ def windowed(
     }
 
 
-def described(meta: Mapping[str, Any], windows: Windows) -> dict[str, Any]:
-    """Return what `windowed` returns, for a job that is already running.
+class RunningText:
+    """The part of a running text that a source uses, and the windows over it."""
 
-    Raises:
-        DataFailed: the dataset has no such text column.
-    """
-    try:
-        return windowed(meta, windows)
-    except BadField as cause:
-        raise DataFailed(str(cause)) from cause
+    def __init__(self, windows: Windows, table: Table, source: Source) -> None:
+        """Find the part.
 
+        Raises:
+            DataFailed: there is no such text, or it is shorter than a window.
+        """
+        table.num_rows(source.split)
+        try:
+            self._meta = windowed(table.meta, windows)
+        except BadField as cause:
+            raise DataFailed(str(cause)) from cause
+        self.first, self.last = part_of(self._meta["tokens"][source.split], source.fraction)
+        num_tokens = self.last - self.first
+        self.num_rows = num_windows(windows, num_tokens)
+        if not self.num_rows:
+            detail = f"the text of split {source.split!r} has {num_tokens} tokens here, and"
+            raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
 
-def check_some(source: Source, num_rows: int, num_tokens: int) -> None:
-    """Raise `DataFailed` if a text has no window."""
-    if not num_rows:
-        detail = f"the text of split {source.split!r} has {num_tokens} tokens here, and"
-        raise DataFailed(f"{detail} a window takes more", hint="Make data.windows smaller.")
+    def check(self, fields: Mapping[str, Field], tokens: Tokens) -> None:
+        """Refuse fields that read something else.
+
+        Raises:
+            DataFailed: a field reads something else, or its ``dim`` is too small.
+        """
+        for name, field in fields.items():
+            check_tokens(name, tokens, int(checked_shape(name, field, self._meta).dim or 0))
 
 
 def ids_allowed(fields: Mapping[str, Field]) -> int | None:
@@ -124,52 +135,39 @@ def ids_allowed(fields: Mapping[str, Field]) -> int | None:
     return min((dim for dim in known if dim is not None), default=None)
 
 
-class WindowReading:
-    """Reads the running text of one source."""
+def load_windows(
+    windows: Windows,
+    source: Source,
+    fields: Mapping[str, Field],
+    table: Table,
+    device: torch.device,
+    known: Prepared | None,
+) -> MemoryRows:
+    """Read the windows over the running text of a source, all over one text in memory.
 
-    def __init__(self, windows: Windows, table: Table, source: Source) -> None:
-        """Tokenize the text.
-
-        Raises:
-            DataFailed: there is no such text, or it is shorter than a window.
-        """
-        self._windows = windows
-        table.num_rows(source.split)
-        self._meta = described(table.meta, windows)
-        texts = table.texts(source.split, windows.column)
-        self._tokenized = Tokenized(texts, windows.tokens, line_ends=True)
-        first, last = part_of(len(self._tokenized.passing), source.fraction)
-        self._passing = self._tokenized.passing[first:last]
-        self.num_rows = num_windows(windows, len(self._passing))
-        check_some(source, self.num_rows, len(self._passing))
-
-    def build(self, fields: Mapping[str, Field]) -> Tokens:
-        """Build the vocabulary of the text used for training."""
-        dim = ids_allowed(fields)
-        return self._tokenized.build(self._windows.vocabulary, dim, self._passing)
-
-    def load(self, fields: Mapping[str, Field], tokens: Tokens) -> dict[str, Loaded]:
-        """Return the windows of all fields, over one text in memory.
-
-        Raises:
-            DataFailed: a field reads something else, or its ``dim`` is too small.
-        """
-        ids = torch.from_numpy(self._tokenized.ids(tokens, self._passing))
-        return {name: self._loaded(name, field, tokens, ids) for name, field in fields.items()}
-
-    def _loaded(self, name: str, field: Field, tokens: Tokens, ids: Tensor) -> Loaded:
-        dim = int(checked_shape(name, field, self._meta).dim or 0)
-        check_tokens(name, tokens, dim)
-        windows, (column,) = self._windows, field_columns(name, field)
-        rows_N = torch.arange(self.num_rows)
-        if isinstance(windows, LanguageModelWindows):
-            starts_N = rows_N * (windows.stride or windows.length) + int(column == "target")
-            length, around = windows.length, None
-        else:
-            starts_N = rows_N * windows.stride + windows.window
-            sides = np.r_[-windows.window : 0, 1 : windows.window + 1]
-            length, around = len(sides), torch.from_numpy(sides)
+    Raises:
+        DataFailed: there is no such text, it is shorter than a window, or a field reads something
+            else.
+    """
+    text = RunningText(windows, table, source)
+    texts = table.texts(source.split, windows.column)
+    tokenized = Tokenized(texts, windows.tokens, line_ends=True)
+    passing = tokenized.passing[text.first : text.last]
+    if known is None or WINDOWS not in known.tokens:
+        tokens = tokenized.build(windows.vocabulary, ids_allowed(fields), passing)
+        known = Prepared(tokens={WINDOWS: tokens})
+    tokens = known.tokens[WINDOWS]
+    text.check(fields, tokens)
+    ids = torch.from_numpy(tokenized.ids(tokens, passing))
+    starts_N = torch.arange(text.num_rows) * stride_of(windows)
+    loaded: dict[str, Loaded] = {}
+    for name, field in fields.items():
+        offsets = torch.from_numpy(offsets_of(windows, *field_columns(name, field)))
         if isinstance(field, IntegerField):
-            return LoadedField(ids[starts_N].to(torch.int64), is_integer=True)
-        lengths_N = torch.full((self.num_rows,), length)
-        return LoadedSequence(ids, starts_N, lengths_N, is_integer=True, around=around)
+            loaded[name] = LoadedField(ids[starts_N + offsets].to(torch.int64), is_integer=True)
+            continue
+        lengths_N = torch.full((text.num_rows,), len(offsets))
+        loaded[name] = LoadedSequence(ids, starts_N, lengths_N, is_integer=True, around=offsets)
+    made = place(loaded, text.num_rows, device)
+    made.prepared = known
+    return made

@@ -2,33 +2,47 @@
 
 There are two passes: the first finds every column's type, the second writes. Both keep a few
 thousand rows in memory.
+
+A column of numbers settles whether the first row names the columns: a header has a name above the
+numbers. In a table with texts only, the first row counts as names if each of its cells looks like a
+name, all are unique, and none occurs again in its column.
 """
 
 import csv
 import math
-from collections import deque
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.header import is_gap, why_no_names
+from engine.datasets.readers.text import Lines
 from engine.datasets.reading import Format, ReadOptions
 from engine.datasets.writer import MAX_COLUMNS, DatasetWriter, NumberColumnWriter, TextColumnWriter
 from glasshouse.errors import InvalidDataset
 
 MAX_CELL_BYTES = 1 << 20
-MAX_ROW_BYTES = 8 << 20
 _CHUNK_BYTES = 2 << 20
 _CHUNK_CELLS = 50_000
 _LISTED = 8
 MAX_SHOWN = 40
 """The number of characters of a cell that a message shows."""
-_BOM = b"\xef\xbb\xbf"
+_MAX_NAME_LENGTH = 64
+_MAX_NAME_WORDS = 4
+_NAME = re.compile(r"[^\W\d](?:[\w .:/()\[\]%#&+-]*[\w)\]%])?")
+"""Starts with a letter or an underscore, does not end like a sentence, has no comma, quote or @."""
+_VALUES = frozenset(
+    {"na", "n/a", "nan", "null", "none", "nil", "missing", "unknown", "true", "false", "yes", "no"}
+)
+"""Words that are values, even if they look like names."""
+_GAPS = frozenset({"na", "n/a", "null", "none", "nil", "missing", "unknown", "?", "-", "."})
+"""Words that mark a missing value, so they are not a name above a column of numbers."""
 
 
 class _Kind(IntEnum):
@@ -55,60 +69,39 @@ class _Column:
 class _Survey:
     """The result of the first pass. The first row is separate, because it may be a header."""
 
-    line: int = 0
-    first: list[str] = field(default_factory=list[str])
-    columns: list[_Column] = field(default_factory=list[_Column])
-    recurring: list[bool] = field(default_factory=list[bool])
+    line: int
+    first: list[str]
+    columns: list[_Column]
+    recurring: list[bool]
     """For each cell of the first row, whether its column contains it again."""
     num_rows: int = 0
     """Without the first row."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """How the second pass reads the file."""
+def _read(path: Path, writer: DatasetWriter, options: ReadOptions, *, delimiter: str) -> None:
+    """Read a table as the split ``all``. Instead of commas there may be semicolons or tabs.
 
-    delimiter: str
-    names: list[str]
-    columns: list[_Column]
-    has_header: bool
-    guess: str | None
-    """The note about the header if nothing in the file determines it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    lines: list[int]
-    rows: list[list[str]]
-
-
-def read_csv(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
-    """Read comma-separated text as the split ``all``; semicolons and tabs are detected."""
-    _read(path, writer, ",", options.header)
-
-
-def read_tsv(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
-    """Read tab-separated text as the split ``all``."""
-    _read(path, writer, "\t", options.header)
-
-
-def _read(path: Path, writer: DatasetWriter, delimiter: str, header: bool | None) -> None:
-    """Read a table. If the header is detected and that is a guess, add a note to the dataset."""
+    If the header is detected and that is a guess, add a note to the dataset.
+    """
+    header = options.header
     csv.field_size_limit(MAX_CELL_BYTES)
     with path.open("rb") as file:
         if delimiter == ",":
             delimiter = _find_delimiter(file)
-        table = _settled(_survey(file, delimiter), delimiter, header)
-        if table.guess is not None:
-            writer.note("header_guessed", table.guess)
-        columns = [
-            _begin(writer, name, column)
-            for name, column in zip(table.names, table.columns, strict=True)
-        ]
-        for chunk in _chunks(file, table.delimiter, skip=int(table.has_header)):
-            for column, cells in zip(columns, zip(*chunk.rows, strict=True), strict=True):
+        found = _survey(file, delimiter)
+        if header is None:
+            header, guess = _has_header(found)
+            if guess is not None:
+                writer.note("header_guessed", guess)
+        if not header:
+            for cell, column in zip(found.first, found.columns, strict=True):
+                _widen(column, [cell], [found.line])
+        names = _name(found.first if header else [""] * len(found.first), found.line)
+        made = [_begin(writer, *item) for item in zip(names, found.columns, strict=True)]
+        for lines, rows in _chunks(file, delimiter, skip=int(header)):
+            for column, cells in zip(made, zip(*rows, strict=True), strict=True):
                 if isinstance(column, NumberColumnWriter):
-                    column.append(_numbers(cells, column, chunk.lines))
+                    column.append(_numbers(cells, column, lines))
                 else:
                     column.append([cell.encode() for cell in cells])
 
@@ -128,39 +121,24 @@ def _begin(
 
 def _survey(file: BinaryIO, delimiter: str) -> _Survey:
     """Find the types of all rows except the first."""
-    found: _Survey | None = None
-    for chunk in _chunks(file, delimiter):
-        rows, lines = chunk.rows, chunk.lines
-        if found is None:
-            first, rows = rows[0], rows[1:]
-            columns = [_Column() for _ in first]
-            found = _Survey(lines[0], first, columns, [False] * len(first))
-            lines = lines[1:]
+    line, first, _ = next(_records(file, delimiter), (0, [], 0))
+    if not first:
+        raise InvalidDataset("the file holds no rows")
+    found = _Survey(line, first, [_Column() for _ in first], [False] * len(first))
+    for lines, rows in _chunks(file, delimiter, skip=1):
         found.num_rows += len(rows)
         for number, cells in enumerate(zip(*rows, strict=True)):
             _widen(found.columns[number], cells, lines)
             if found.columns[number].kind is _Kind.TEXT and not found.recurring[number]:
                 found.recurring[number] = found.first[number] in cells
-    if found is None:
-        raise InvalidDataset("the file holds no rows")
     return found
-
-
-def _settled(found: _Survey, delimiter: str, header: bool | None) -> _Table:
-    """Determine whether the first row is a header, and the columns that follow from that."""
-    has_header, guess = (header, None) if header is not None else _has_header(found)
-    if not has_header:
-        for cell, column in zip(found.first, found.columns, strict=True):
-            _widen(column, [cell], [found.line])
-    names = _name(found.first if has_header else [""] * len(found.first), found.line)
-    return _Table(delimiter, names, found.columns, has_header, guess)
 
 
 def _has_header(found: _Survey) -> tuple[bool, str | None]:
     """Return whether the first row names the columns, and a note if that is a guess."""
     kinds = [_kind_of([cell], _Kind.EMPTY) for cell in found.first]
     if any(
-        kind is _Kind.TEXT and column.kind in _NUMBERS and not is_gap(cell)
+        kind is _Kind.TEXT and column.kind in _NUMBERS and cell.strip().casefold() not in _GAPS
         for cell, kind, column in zip(found.first, kinds, found.columns, strict=True)
     ):
         return True, None
@@ -168,7 +146,7 @@ def _has_header(found: _Survey) -> tuple[bool, str | None]:
         return False, None
     if not found.num_rows:
         return True, None
-    why = why_no_names(found.first, found.recurring)
+    why = _why_no_names(found.first, found.recurring)
     told = f"No column has numbers only, and line {found.line} was read as"
     if why is not None:
         told += f" a row of data, since {why}. If it names the columns, upload the file again with"
@@ -177,6 +155,39 @@ def _has_header(found: _Survey) -> tuple[bool, str | None]:
     names += ", …" if len(found.first) > _LISTED else ""
     told += f" the column names: {names}. If it is a row of data, upload the file again with"
     return True, f"{told} header=false."
+
+
+def is_name(cell: str) -> bool:
+    """Whether a cell looks like a column name: one or a few words, and not a sentence."""
+    text = cell.strip()
+    return (
+        len(text) <= _MAX_NAME_LENGTH
+        and len(text.split()) <= _MAX_NAME_WORDS
+        and text.casefold() not in _VALUES
+        and _NAME.fullmatch(text) is not None
+    )
+
+
+def _why_no_names(first: Sequence[str], recurring: Sequence[bool]) -> str | None:
+    """Explain why the first row of a table of texts is data; None: it names the columns.
+
+    Args:
+        first: its cells. Empty ones are ignored, as above the index of a data frame.
+        recurring: for each cell, whether its column contains the same text again.
+    """
+    named = [cell.strip() for cell in first if cell.strip()]
+    if not named:
+        return "it is empty"
+    folded = [cell.casefold() for cell in named]
+    for number, cell in enumerate(named):
+        if not is_name(cell):
+            return f"{cell[:40]!r} does not look like a column name"
+        if folded.index(folded[number]) != number:
+            return f"{cell[:40]!r} stands there twice"
+    for cell, recurs in zip(first, recurring, strict=True):
+        if recurs and cell.strip():
+            return f"{cell.strip()[:40]!r} occurs again in its column"
+    return None
 
 
 def _name(cells: list[str], line: int) -> list[str]:
@@ -200,12 +211,10 @@ def _widen(column: _Column, cells: Sequence[str], lines: Sequence[int]) -> None:
     column.has_empty |= len(present) < len(cells)
     column.kind = max(column.kind, _kind_of(present, column.kind))
     if column.kind is _Kind.TEXT:
-        texts = zip(lines, cells, strict=True)
-        column.no_number = next((item for item in texts if _is_text(item[1])), known)
-
-
-def _is_text(cell: str) -> bool:
-    return _kind_of([cell], _Kind.EMPTY) is _Kind.TEXT
+        for line, cell in zip(lines, cells, strict=True):
+            if _kind_of([cell], _Kind.EMPTY) is _Kind.TEXT:
+                column.no_number = (line, cell)
+                break
 
 
 def _kind_of(cells: Sequence[str], at_least: _Kind) -> _Kind:
@@ -256,21 +265,20 @@ def _find_delimiter(file: BinaryIO) -> str:
     return ","
 
 
-def _chunks(file: BinaryIO, delimiter: str, *, skip: int = 0) -> Iterator[_Chunk]:
-    """Yield all rows after the first ``skip``, some thousand at a time."""
-    chunk = _Chunk([], [])
-    num_bytes = 0
-    for number, (line, cells, size) in enumerate(_records(file, delimiter)):
-        if number < skip:
-            continue
-        chunk.lines.append(line)
-        chunk.rows.append(cells)
+def _chunks(
+    file: BinaryIO, delimiter: str, *, skip: int
+) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Yield lines and cells of all rows after the first ``skip``, some thousand at a time."""
+    lines, rows, num_bytes = list[int](), list[list[str]](), 0
+    for line, cells, size in islice(_records(file, delimiter), skip, None):
+        lines.append(line)
+        rows.append(cells)
         num_bytes += size
-        if num_bytes >= _CHUNK_BYTES or len(chunk.rows) * len(cells) >= _CHUNK_CELLS:
-            yield chunk
-            chunk, num_bytes = _Chunk([], []), 0
-    if chunk.rows:
-        yield chunk
+        if num_bytes >= _CHUNK_BYTES or len(rows) * len(cells) >= _CHUNK_CELLS:
+            yield lines, rows
+            lines, rows, num_bytes = [], [], 0
+    if rows:
+        yield lines, rows
 
 
 def _records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str], int]]:
@@ -313,71 +321,11 @@ def _explain(error: csv.Error, line: int) -> str:
     return f"line {line}: {text}; put quotes around the whole cell and double those inside"
 
 
-class Lines:
-    """The lines of a text file, each decoded and checked separately.
-
-    A line ends with a line feed, a carriage return, or both.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._cut: deque[bytes] = deque()
-        self._rest = b""
-        self.number = 0
-        self.row_bytes = 0
-
-    def __iter__(self) -> "Lines":
-        return self
-
-    def __next__(self) -> str:
-        data = self._cut.popleft() if self._cut else self._read()
-        self.number += 1
-        self.row_bytes += len(data)
-        if self.number == 1:
-            data = self._without_mark(data)
-        if self.row_bytes > MAX_ROW_BYTES:
-            raise InvalidDataset(
-                f"line {self.number}: the row is larger than {MAX_ROW_BYTES:,} bytes; check "
-                "whether a quote is never closed, or make the row shorter"
-            )
-        if b"\0" in data:
-            raise InvalidDataset(
-                f"line {self.number} holds a NUL byte: this is not a text file; save it as UTF-8 "
-                "text"
-            )
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidDataset(
-                f"line {self.number}, byte {error.start + 1} is not UTF-8 "
-                f"({data[error.start]:#04x}); save the file as UTF-8"
-            ) from error
-
-    def _read(self) -> bytes:
-        """Return the next line; lines that carriage returns end before the next LF are queued."""
-        data = self._rest + self._file.readline(MAX_ROW_BYTES + 1 - len(self._rest))
-        self._rest = b""
-        if not data:
-            raise StopIteration
-        if data.find(b"\r", 0, -2 if data.endswith(b"\n") else -1) < 0:
-            return data
-        lines = data.splitlines(keepends=True)
-        if len(lines) > 1 and len(data) > MAX_ROW_BYTES and not data.endswith(b"\n"):
-            self._rest = lines.pop()
-        self._cut.extend(lines)
-        return self._cut.popleft()
-
-    def _without_mark(self, data: bytes) -> bytes:
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InvalidDataset("the file is UTF-16; save it as UTF-8")
-        return data.removeprefix(_BOM)
-
-
 FORMATS = (
     Format(
         name="csv",
         summary="A table of text, with cells separated by commas.",
-        read=read_csv,
+        read=partial(_read, delimiter=","),
         suffixes=(".csv",),
         media_types=("text/csv",),
         options=("header",),
@@ -385,7 +333,7 @@ FORMATS = (
     Format(
         name="tsv",
         summary="A table of text, with cells separated by tabs.",
-        read=read_tsv,
+        read=partial(_read, delimiter="\t"),
         suffixes=(".tsv",),
         media_types=("text/tab-separated-values",),
         options=("header",),

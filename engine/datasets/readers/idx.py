@@ -5,16 +5,24 @@ Images are the column ``image``, labels are ``label``. Names of archive members 
 
 import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from engine.datasets.archive import list_members, open_member
 from engine.datasets.reading import Format, ReadOptions
-from engine.datasets.unpacking import BLOCK_BYTES, ByteSource, Inflated, read_up_to
+from engine.datasets.unpacking import (
+    BLOCK_BYTES,
+    ArchiveMember,
+    ByteSource,
+    Inflated,
+    declared_blocks,
+    list_members,
+    open_member,
+    read_up_to,
+)
 from engine.datasets.writer import MAX_RANK, SPLITS, DatasetWriter
 from glasshouse.errors import InvalidDataset
 
@@ -50,19 +58,10 @@ class _Header:
         return "label" if len(self.shape) == 1 else "value"
 
 
-def read_idx(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
-    """Read one plain idx file as the split ``all``."""
+def _read_one(path: Path, writer: DatasetWriter, _: ReadOptions, *, gzip: bool) -> None:
+    """Read one file as the split ``all``."""
     with path.open("rb") as file:
-        header = _read_header(file, "the file")
-        _copy(file, "the file", header, writer, ("all", header.column))
-
-
-def read_idx_gz(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
-    """Read one gzip-compressed idx file as the split ``all``."""
-    with path.open("rb") as file:
-        source = Inflated(file, "the file", gzip=True)
-        header = _read_header(source, "the file")
-        _copy(source, "the file", header, writer, ("all", header.column))
+        _copy(Inflated(file, "the file", gzip=True) if gzip else file, "the file", writer)
 
 
 def read_idx_zip(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
@@ -71,34 +70,26 @@ def read_idx_zip(path: Path, writer: DatasetWriter, options: ReadOptions) -> Non
         members = list_members(file, max_bytes=options.max_bytes)
         if not members:
             raise InvalidDataset("the zip archive holds no files; put idx files in it")
-
-        def opener(index: int) -> Callable[[], ByteSource]:
-            def reopen() -> ByteSource:
-                content = open_member(file, members[index])
-                zipped = members[index].name.lower().endswith(".gz")
-                return (
-                    Inflated(content, repr(members[index].name), gzip=True) if zipped else content
-                )
-
-            return reopen
-
-        found: dict[tuple[str, str], tuple[str, Callable[[], ByteSource]]] = {}
-        for index, member in enumerate(members):
-            place = _place(member.name, _read_header(opener(index)(), repr(member.name)))
-            if place in found:
+        found: dict[tuple[str, str], ArchiveMember] = {}
+        for member in members:
+            header = _read_header(_opened(file, member), repr(member.name))
+            split, column = _place(member.name, header)
+            if (split, column) in found:
                 raise InvalidDataset(
-                    f"{found[place][0]!r} and {member.name!r} are both column {place[1]!r} of "
-                    f"split {place[0]!r}; leave one out"
+                    f"{found[split, column].name!r} and {member.name!r} are both column "
+                    f"{column!r} of split {split!r}; leave one out"
                 )
-            found[place] = (member.name, opener(index))
-        for place in sorted(found, key=_order):
-            name, reopen = found[place]
-            source = reopen()
-            _copy(source, repr(name), _read_header(source, repr(name)), writer, place)
+            found[split, column] = member
+        for split in SPLITS:
+            for column in _COLUMN_ORDER:
+                if member := found.get((split, column)):
+                    _copy(_opened(file, member), repr(member.name), writer, (split, column))
 
 
-def _order(place: tuple[str, str]) -> tuple[int, int]:
-    return SPLITS.index(place[0]), _COLUMN_ORDER.index(place[1])
+def _opened(file: BinaryIO, member: ArchiveMember) -> ByteSource:
+    content = open_member(file, member)
+    is_packed = member.name.lower().endswith(".gz")
+    return Inflated(content, repr(member.name), gzip=True) if is_packed else content
 
 
 def _place(name: str, header: _Header) -> tuple[str, str]:
@@ -135,40 +126,36 @@ def _read_header(source: ByteSource, name: str) -> _Header:
 
 
 def _copy(
-    source: ByteSource, name: str, header: _Header, writer: DatasetWriter, place: tuple[str, str]
+    source: ByteSource, name: str, writer: DatasetWriter, place: tuple[str, str] | None = None
 ) -> None:
-    expected = header.num_bytes
-    writer.expect(expected)
-    column = writer.numbers(*place, header.dtype, header.shape[1:])
-    left = expected
-    while left > 0:
-        block = read_up_to(source, min(left, BLOCK_BYTES))
-        if not block:
-            raise InvalidDataset(
-                f"{name} is cut short: its header declares {list(header.shape)} = {expected:,} "
-                f"bytes, but {expected - left:,} are there; upload the whole file again"
-            )
-        left -= len(block)
-        whole = len(block) - len(block) % header.dtype.itemsize
-        column.append(np.frombuffer(block[:whole], header.dtype))
-    if source.read(1):
-        raise InvalidDataset(
-            f"{name} has more data than the {expected:,} bytes of the shape {list(header.shape)} "
-            "that its header declares; correct the header, or remove what follows"
-        )
+    header = _read_header(source, name)
+    writer.expect(header.num_bytes)
+    column = writer.numbers(*(place or ("all", header.column)), header.dtype, header.shape[1:])
+    shape = list(header.shape)
+    blocks = declared_blocks(
+        source,
+        name,
+        header.num_bytes,
+        BLOCK_BYTES,
+        takes=f"its header declares {shape} =",
+        beyond=f"of the shape {shape} that its header declares; correct the header, or remove "
+        "what follows",
+    )
+    for block in blocks:
+        column.append(np.frombuffer(block, header.dtype))
 
 
 FORMATS = (
     Format(
         name="idx",
         summary="One file of the MNIST kind.",
-        read=read_idx,
+        read=partial(_read_one, gzip=False),
         suffixes=(".idx", "-ubyte"),
     ),
     Format(
         name="idx.gz",
         summary="One file of the MNIST kind, compressed with gzip.",
-        read=read_idx_gz,
+        read=partial(_read_one, gzip=True),
         suffixes=(".idx.gz", "-ubyte.gz"),
     ),
     Format(

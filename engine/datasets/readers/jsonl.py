@@ -16,14 +16,14 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.readers.delimited import Lines
+from engine.datasets.readers.text import Lines
 from engine.datasets.reading import Format, ReadOptions
 from engine.datasets.writer import (
     MAX_COLUMNS,
     MAX_NAME_LENGTH,
     MAX_RANK,
+    Column,
     DatasetWriter,
-    NumberColumnWriter,
     RaggedColumnWriter,
     TextColumnWriter,
 )
@@ -35,8 +35,6 @@ _CHUNK_ROWS = 20_000
 
 
 class _Kind(IntEnum):
-    """The type of a column's values."""
-
     UNKNOWN = 0
     BOOL = 1
     INTEGER = 2
@@ -72,8 +70,6 @@ class _Found:
 
 @dataclass(slots=True)
 class _Column(_Found):
-    """The type and shape of all rows of a column so far."""
-
     null_line: int | None = None
     """The first line without a value."""
 
@@ -105,9 +101,7 @@ def read_jsonl(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
                 _write(chunk.column(name), column)
 
 
-def _begin(
-    writer: DatasetWriter, name: str, column: _Column
-) -> NumberColumnWriter | RaggedColumnWriter | TextColumnWriter:
+def _begin(writer: DatasetWriter, name: str, column: _Column) -> Column:
     kind = column.kind
     if column.has_names and kind is _Kind.UNKNOWN and not column.is_list:
         kind = _Kind.TEXT
@@ -122,9 +116,7 @@ def _begin(
     return writer.numbers("all", name, np.dtype(_TYPES[kind]))
 
 
-def _write(
-    values: list[Any], column: NumberColumnWriter | RaggedColumnWriter | TextColumnWriter
-) -> None:
+def _write(values: list[Any], column: Column) -> None:
     if isinstance(column, TextColumnWriter):
         column.append([b"" if value is None else value.encode() for value in values])
     elif isinstance(column, RaggedColumnWriter):

@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
@@ -13,10 +13,16 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.datasets.archive import list_members, open_member
 from engine.datasets.reading import Format, ReadOptions
-from engine.datasets.unpacking import BLOCK_BYTES, ByteSource, read_up_to
-from engine.datasets.writer import DatasetWriter, NumberColumnWriter
+from engine.datasets.unpacking import (
+    BLOCK_BYTES,
+    ArchiveMember,
+    ByteSource,
+    declared_blocks,
+    list_members,
+    open_member,
+)
+from engine.datasets.writer import SPLIT_WORDS, DatasetWriter, NumberColumnWriter
 from glasshouse.errors import InvalidDataset
 
 _MAX_HEADER_BYTES = 10_000
@@ -35,14 +41,7 @@ _HEADER_ERRORS = (
     ValueError,
 )
 """What numpy raises for malformed or malicious headers."""
-_SPLITS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
-_WORDS = "|".join(_SPLITS)
+_WORDS = "|".join(SPLIT_WORDS)
 _AFTER = re.compile(rf"(?P<column>.+)_(?P<split>{_WORDS})", re.IGNORECASE | re.DOTALL)
 _BEFORE = re.compile(rf"(?P<split>{_WORDS})(_(?P<column>.+))?", re.IGNORECASE | re.DOTALL)
 
@@ -78,7 +77,8 @@ def read_npy(path: Path, writer: DatasetWriter, _: ReadOptions) -> None:
 def read_npz(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
     """Read each array of an archive as a column, in the split that its name says."""
     with path.open("rb") as file:
-        arrays = [_describe(*named) for named in _named_members(file, options.max_bytes)]
+        members = list_members(file, max_bytes=options.max_bytes)
+        arrays = [_of_member(file, member) for member in members]
         if not arrays:
             raise InvalidDataset("the npz file holds no arrays")
         split_off = [array.split != "all" for array in arrays]
@@ -92,16 +92,13 @@ def read_npz(path: Path, writer: DatasetWriter, options: ReadOptions) -> None:
             _copy(array, writer)
 
 
-def _named_members(
-    file: BinaryIO, max_bytes: int
-) -> Iterator[tuple[str, tuple[str, str], Callable[[], ByteSource]]]:
-    for member in list_members(file, max_bytes=max_bytes):
-        if not member.name.endswith(".npy"):
-            raise InvalidDataset(
-                f"{member.name!r} in the npz file is not an array (.npy); leave it out"
-            )
-        name = member.name.removesuffix(".npy")
-        yield f"array {name!r}", place(name), lambda member=member: open_member(file, member)
+def _of_member(file: BinaryIO, member: ArchiveMember) -> _Array:
+    if not member.name.endswith(".npy"):
+        raise InvalidDataset(
+            f"{member.name!r} in the npz file is not an array (.npy); leave it out"
+        )
+    name = member.name.removesuffix(".npy")
+    return _describe(f"array {name!r}", place(name), partial(open_member, file, member))
 
 
 def place(name: str) -> tuple[str, str]:
@@ -109,7 +106,7 @@ def place(name: str) -> tuple[str, str]:
     match = _AFTER.fullmatch(name) or _BEFORE.fullmatch(name)
     if match is None:
         return "all", name
-    return _SPLITS[match["split"].lower()], match["column"] or "value"
+    return SPLIT_WORDS[match["split"].lower()], match["column"] or "value"
 
 
 def _describe(name: str, where: tuple[str, str], reopen: Callable[[], ByteSource]) -> _Array:
@@ -178,29 +175,21 @@ def _copy(array: _Array, writer: DatasetWriter) -> None:
         if array.fortran:
             _copy_transposed(array, source, writer, column)
         else:
-            for block in _blocks(array, source, BLOCK_BYTES):
+            for block in _blocks(array, source):
                 column.append(_values(block, array.dtype))
-    if source.read(1):
-        raise InvalidDataset(
-            f"{array.name} has more data than the {array.num_bytes:,} bytes of its shape "
-            f"{list(array.shape)}; write it with numpy.save"
-        )
 
 
-def _blocks(array: _Array, source: ByteSource, block_bytes: int) -> Iterator[bytes]:
+def _blocks(array: _Array, source: ByteSource, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield the array's bytes in blocks of whole values."""
-    size = max(1, block_bytes // array.dtype.itemsize) * array.dtype.itemsize
-    left = array.num_bytes
-    while left > 0:
-        block = read_up_to(source, min(size, left))
-        left -= len(block)
-        if len(block) < size and left > 0:
-            raise InvalidDataset(
-                f"{array.name} is cut short: its shape {list(array.shape)} takes "
-                f"{array.num_bytes:,} bytes, but {array.num_bytes - left:,} are there; upload the "
-                "whole file again"
-            )
-        yield block
+    item, shape = array.dtype.itemsize, list(array.shape)
+    return declared_blocks(
+        source,
+        array.name,
+        array.num_bytes,
+        max(1, block_bytes // item) * item,
+        takes=f"its shape {shape} takes",
+        beyond=f"of its shape {shape}; write it with numpy.save",
+    )
 
 
 def _values(block: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -235,8 +224,8 @@ def _copy_transposed(
 ) -> None:
     """Convert Fortran order to C order through a temporary file, some rows at a time."""
     rows, row_size, item = array.shape[0], math.prod(array.shape[1:]), array.dtype.itemsize
-    with _passing_file(writer.scratch()) as file:
-        for block in _blocks(array, source, BLOCK_BYTES):
+    with writer.scratch() as file:
+        for block in _blocks(array, source):
             file.write(block)
         step = max(1, _TRANSPOSED_BYTES // (row_size * item))
         for start in range(0, rows, step):
@@ -246,17 +235,7 @@ def _copy_transposed(
                 file.seek((index * rows + start) * item)
                 values[index] = _values(file.read(count * item), array.dtype)
             # In the file's columns a row's values are in order, with the first axis fastest.
-            shaped = values.T.reshape((count, *array.shape[1:]), order="F")
-            column.append(shaped)
-
-
-@contextmanager
-def _passing_file(path: Path) -> Generator[BinaryIO]:
-    with path.open("w+b") as file:
-        try:
-            yield file
-        finally:
-            path.unlink()
+            column.append(values.T.reshape((count, *array.shape[1:]), order="F"))
 
 
 FORMATS = (

@@ -16,10 +16,9 @@ from engine.core.spool import read_frames
 from engine.data.augmentation.augmenting import Augmenting
 from engine.data.batches.batch import Batch
 from engine.data.columns.prepared import Preparing
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.inference import infer
 from engine.process import rank

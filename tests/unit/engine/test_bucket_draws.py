@@ -8,13 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.data.batches.bucket_pool import BucketDraws, block_rows
 from engine.data.batches.rows import order_generator
-from engine.data.batches.shuffle_pool import Pool, PoolDraws
-from engine.data.columns.table import Table
+from engine.data.batches.shuffle_pool import BucketDraws, Pool, PoolDraws, block_rows
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from glasshouse.spec import (
     BucketByLength,

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.columns.vocabulary import Tokens
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from glasshouse.errors import DataFailed
 from glasshouse.spec import (

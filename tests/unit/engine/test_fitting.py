@@ -10,14 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from engine.core.spool import read_frames
-from engine.data.columns import dense, medians, sequences
+from engine.data.columns import dense, normalization, sequences
 from engine.data.columns.prepared import Preparing
-from engine.data.columns.table import Table
-from engine.data.sources import fitting
-from engine.data.sources.fitting import recut
+from engine.data.columns.table import StoredTable, Table
+from engine.data.sources import reading
 from engine.data.sources.loading import load
-from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
+from engine.data.sources.reading import SourceReader, recut
 from engine.data.sources.streamed import StreamedRows
 from engine.process import rank
 from engine.training import training_rows
@@ -100,9 +98,9 @@ LIMITS = {
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that all rows are many blocks, and many windows."""
-    for module in (dense, sequences, fitting):
+    for module in (dense, sequences, reading):
         monkeypatch.setattr(module, "BLOCK_VALUES", 64)
-    monkeypatch.setattr(medians, "_FEW", 20)
+    monkeypatch.setattr(normalization, "_FEW", 20)
 
 
 def both(
@@ -157,8 +155,8 @@ def test_bytes_are_normalized_as_in_memory(tmp_path):
 def test_what_was_learned_before_is_not_looked_for_again(table, monkeypatch):
     memory, _ = both(table, FIELDS, Source(dataset="d"), **ASKED)
     read: list[Any] = []
-    monkeypatch.setattr(fitting.Fitting, "_blocks", lambda *args: read.append(args))
-    monkeypatch.setattr(fitting.Fitting, "tokens", lambda *args: read.append(args))
+    monkeypatch.setattr(reading.SourceReader, "_blocks", lambda *args: read.append(args))
+    monkeypatch.setattr(reading.SourceReader, "tokens", lambda *args: read.append(args))
     preparing = Preparing(**ASKED, known=memory.prepared)
     source = Source(dataset="d", fraction=(0.8, 1.0))
     reader = SourceReader(
@@ -187,7 +185,7 @@ def test_a_row_that_cannot_be_normalized_is_named_before_the_first_step(tmp_path
 
 @pytest.mark.parametrize("few", [1, 7, 100, 10**6])
 def test_medians_are_those_of_numpy_however_few_values_are_taken_at_once(few, monkeypatch):
-    monkeypatch.setattr(medians, "_FEW", few)
+    monkeypatch.setattr(normalization, "_FEW", few)
     draw = np.random.default_rng(few)
     for values in (
         draw.normal(size=(301, 3)),
@@ -196,7 +194,7 @@ def test_medians_are_those_of_numpy_however_few_values_are_taken_at_once(few, mo
         np.zeros((50, 1)),
     ):
         values[draw.random(values.shape) < 0.2] = np.nan
-        found = medians.medians(lambda values=values: iter(np.array_split(values, 5)))
+        found = normalization.medians(lambda values=values: iter(np.array_split(values, 5)))
         assert np.array_equal(found, np.nanmedian(values, axis=0))
 
 

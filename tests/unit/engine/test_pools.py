@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.data.batches.shuffle_pool import Pool, PoolDraws
-from engine.data.sources.row_files import runs_of
+from engine.data.columns.table import runs_of
 from tests.unit.engine.pools import drawn
 
 POOLS = {

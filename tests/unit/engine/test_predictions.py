@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from engine.inference.predictions import classified
+from engine.inference.infer import classified
 from glasshouse.client.data.tables import write_table
 from glasshouse.client.data.tensors import as_torch, read_outputs
 from glasshouse.spec import parse_trained

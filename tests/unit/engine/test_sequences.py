@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.core.tensor_names import input_leaves
 from engine.data.batches.rows import shuffled
-from engine.data.columns.ragged import LoadedSequence, RaggedColumn
+from engine.data.columns.loaded import LoadedSequence
+from engine.data.columns.ragged import RaggedColumn
 from engine.data.columns.table import Table
 from engine.data.sources.loading import load
 from engine.network.layer_types import layers_with_lengths

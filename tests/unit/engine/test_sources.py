@@ -13,7 +13,7 @@ from engine.data.batches.shuffle_pool import Pool, PoolDraws
 from engine.data.columns import dense, sequences
 from engine.data.columns.prepared import Preparing
 from engine.data.columns.table import Table
-from engine.data.sources import fitting
+from engine.data.sources import reading
 from engine.data.sources.joined import (
     ConcatenatedColumn,
     Joined,
@@ -66,7 +66,7 @@ BOTH = (Source(dataset="one"), Source(dataset="other"))
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_two_sources_are_one_file_with_their_rows(tables, limit, monkeypatch):
-    for module in (dense, sequences, fitting):
+    for module in (dense, sequences, reading):
         monkeypatch.setattr(module, "BLOCK_VALUES", 64)
     whole, *halves = tables
     preparing, wanted = Preparing(**ASKED), LIMITS[limit]

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.data.batches.rows import tensors_of
-from engine.data.columns import staging
-from engine.data.columns.ragged import LoadedSequence, in_memory
-from engine.data.columns.staging import gathered, moved
+from engine.data.columns import loaded as staging
+from engine.data.columns.loaded import LoadedSequence, gathered, moved
+from engine.data.columns.ragged import in_memory
 
 CPU = torch.device("cpu")
 

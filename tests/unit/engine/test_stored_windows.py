@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine.data.columns.prepared import Preparing
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.data.sources.streamed_windows import WindowReader
 from engine.datasets.ingest import ingest

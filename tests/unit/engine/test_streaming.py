@@ -15,10 +15,9 @@ from engine.core.problems import Findings
 from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
 from engine.data.batches.shuffle_pool import Pool
-from engine.data.columns.table import Table
+from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
-from engine.data.sources.row_files import StoredTable
 from engine.data.sources.streamed import StreamedRows
 from engine.plan.data_memory import check_streaming
 from engine.process import rank
@@ -175,7 +174,7 @@ def test_what_the_pool_takes_is_reported_as_it_is(lists):
     fields = {name: LIST_FIELDS[name] for name in ("ids", "x")}
     rows = streamed(lists, fields, buffer_size=30, min_buffer_size=30)
     next(rows.epoch(10, drop_last=False, order=(1, 0)))
-    held = rows._held.store
+    held = rows._held
     there = [row for row in held._lists["ids"] if row is not None]
     found = rows.figures()
     assert found["data/pool_rows"] == len(there) == 20
@@ -403,7 +402,7 @@ def test_a_row_that_was_read_before_its_turn_is_kept_once(lists):
     for batch in rows.epoch(8, drop_last=False, order=(5, 0)):
         same(batch, memory.batch(batch.taken))
     assert rows.figures()["data/pool_rows"] == 61
-    there = [row for kept in rows._cache.store._lists.values() for row in kept]
+    there = [row for kept in rows._cache._lists.values() for row in kept]
     expected = sum(row.nbytes + 128 for row in there) + 61 * (2 * 4 + 8)
     assert rows.figures()["data/pool_bytes"] == expected
     rows.close()

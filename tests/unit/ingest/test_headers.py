@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.datasets.header import is_name
+from engine.datasets.readers.delimited import is_name
 from glasshouse.errors import InvalidDataset
 from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting

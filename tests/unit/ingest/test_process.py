@@ -14,8 +14,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from engine.datasets.formats import formats
+from engine.datasets.digits import NUM_DIGITS
 from engine.datasets.ingest import ingest
-from engine.datasets.readers.digits import NUM_ROWS
 from glasshouse.errors import StorageFull
 from models.storage.columns import DatasetColumns
 from tests.unit.ingest.conftest import Ingesting
@@ -54,8 +54,8 @@ def test_the_digits_are_scikit_learns_and_written_without_importing_it(tmp_path:
     columns = DatasetColumns(tmp_path / "out")
     pixels, classes = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(classes))
-    images = np.concatenate([columns.array(split, "image") for split in NUM_ROWS])
-    labels = np.concatenate([columns.array(split, "label") for split in NUM_ROWS])
+    images = np.concatenate([columns.array(split, "image") for split in NUM_DIGITS])
+    labels = np.concatenate([columns.array(split, "label") for split in NUM_DIGITS])
     np.testing.assert_array_equal(images.reshape(-1, 64), (pixels / 16).astype(np.float32)[order])
     np.testing.assert_array_equal(labels, classes[order])
 
@@ -128,7 +128,8 @@ def test_a_file_that_takes_too_long_is_a_problem(ingesting: Ingesting):
 def test_a_full_disk_is_reported_and_leaves_nothing(ingesting: Ingesting, tmp_path: Path):
     source = ingesting.file(b"\0\0\x08\x01\x00\x10\x00\x00" + bytes(1 << 20))
     code = (
-        "import resource, sys; from engine.datasets.ingest import main;"
+        "import resource, sys; from engine.datasets.digits import NUM_DIGITS
+from engine.datasets.ingest import ingest
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); main(sys.argv[1:])"
     )
     out = tmp_path / "out"
@@ -220,11 +221,11 @@ def test_an_unknown_format_is_a_problem_that_lists_the_known(ingesting: Ingestin
 
 def test_the_digits_are_in_three_splits_that_share_no_row(tmp_path: Path):
     meta = ingest(None, "digits", tmp_path / "digits")
-    assert meta["splits"] == NUM_ROWS == {"train": 1297, "validation": 250, "test": 250}
+    assert meta["splits"] == NUM_DIGITS == {"train": 1297, "validation": 250, "test": 250}
     columns = DatasetColumns(tmp_path / "digits")
     assert [column["shape"] for column in meta["columns"]] == [[1, 8, 8], []]
-    images = np.concatenate([columns.array(split, "image") for split in NUM_ROWS])
-    labels = np.concatenate([columns.array(split, "label") for split in NUM_ROWS])
+    images = np.concatenate([columns.array(split, "image") for split in NUM_DIGITS])
+    labels = np.concatenate([columns.array(split, "label") for split in NUM_DIGITS])
     assert images.dtype == np.float32
     assert (images.min(), images.max()) == (0, 1)
     assert len(np.unique(images.reshape(1797, -1), axis=0)) == 1797

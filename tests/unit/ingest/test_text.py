@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from engine.datasets import token_counts
-from engine.datasets.token_counts import TokenBudget, TokenCounts
+from engine.datasets import writer
+from engine.datasets.column_stats import Budget, TokenCounts
 from tests.unit.ingest.conftest import Ingesting
 
 TEXT = "First Citizen:\r\nSpeak, speak.\n\nÜber alles: 你好\nno end"
@@ -45,7 +45,7 @@ def test_columns_of_numbers_count_no_tokens(ingesting: Ingesting):
 
 
 def test_more_tokens_than_there_is_room_for_are_not_distinguished():
-    budget = TokenBudget(10)
+    budget = Budget(10)
     first, second = (TokenCounts(budget, str.split) for _ in range(2))
     first.update(["a b c", "d e f g h"])
     second.update(["a b", "c"])
@@ -53,7 +53,7 @@ def test_more_tokens_than_there_is_room_for_are_not_distinguished():
     assert (found["at_least"], found["total"], found["max"]) == (None, 3, 2)
     assert first.as_dict()["at_least"] == [8]
     assert budget.left == 2
-    assert token_counts.MAX_DISTINCT >= 300_000
+    assert writer.MAX_TOKENS >= 300_000
 
 
 @pytest.mark.parametrize(

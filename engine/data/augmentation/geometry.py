@@ -1,7 +1,7 @@
-"""Rotate images, and apply affine changes.
+"""Move the pixels of images: flip, crop, rotate, and apply affine changes.
 
-This computes what torchvision does for one image at a time, for all rows at once. No operation sums
-over rows (no matrix product), so a row has the same bits in every batch.
+Rotations and affine changes compute what torchvision does for one image at a time, for all rows at
+once. No operation sums over rows (no matrix product), so a row has the same bits in every batch.
 
 Shape suffixes: B = rows, C = channels, H = height, W = width.
 """
@@ -10,9 +10,76 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from engine.data.augmentation.flips_and_crops import filling
 from engine.data.augmentation.random_numbers import RowRandom, between
-from glasshouse.spec.augmentation import AffineArgs, RotationArgs
+from glasshouse.spec.augmentation import AffineArgs, CropArgs, Fill, FlipArgs, RotationArgs
+
+Ends = tuple[float, float]
+Pair = tuple[Tensor, Tensor]
+
+
+def flip_horizontally(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
+    """Flip rows. Draws one number per row: below ``p`` it is flipped."""
+    return _flipped(x_BCHW, 3, chance, args)
+
+
+def flip_vertically(x_BCHW: Tensor, chance: RowRandom, args: FlipArgs) -> Tensor:
+    """Flip rows. Draws one number per row: below ``p`` it is flipped."""
+    return _flipped(x_BCHW, 2, chance, args)
+
+
+def _flipped(x_BCHW: Tensor, axis: int, chance: RowRandom, args: FlipArgs) -> Tensor:
+    is_flipped_B1 = chance.uniform(1) < args.p
+    is_flipped = is_flipped_B1.to(x_BCHW.device)[:, :, None, None]
+    return torch.where(is_flipped, x_BCHW.flip(axis), x_BCHW)
+
+
+def crop(x_BCHW: Tensor, chance: RowRandom, args: CropArgs) -> Tensor:
+    """Crop rows. Draws two numbers per row: the offset from the top and left of the padded image.
+
+    Nothing is padded in memory: each pixel is read from its source.
+    """
+    num_channels, height, width = x_BCHW.shape[1:]
+    left, top, right, bottom = sides(args)
+    room = torch.tensor([top + bottom + 1, left + right + 1])
+    first_B2 = (chance.uniform(2) * room).long() - torch.tensor([top, left])
+    y_BH = _looked_up(first_B2[:, :1] + torch.arange(height), height, args.padding_mode)
+    x_BW = _looked_up(first_B2[:, 1:] + torch.arange(width), width, args.padding_mode)
+    places = y_BH.clamp(min=0)[:, :, None] * width + x_BW.clamp(min=0)[:, None, :]
+    places = places.to(x_BCHW.device).flatten(1)[:, None, :].expand(-1, num_channels, -1)
+    made = x_BCHW.flatten(2).gather(2, places).view(x_BCHW.shape)
+    if args.padding_mode != "constant":
+        return made
+    is_outside = ((y_BH < 0)[:, :, None] | (x_BW < 0)[:, None, :])[:, None].to(x_BCHW.device)
+    return torch.where(is_outside, filling(args.fill, x_BCHW), made)
+
+
+def sides(args: CropArgs) -> tuple[int, int, int, int]:
+    """Return the pixels of padding: left, top, right, bottom."""
+    match args.padding:
+        case int(number):
+            return number, number, number, number
+        case (x, y):
+            return x, y, x, y
+        case (left, top, right, bottom):
+            return left, top, right, bottom
+
+
+def _looked_up(places: Tensor, size: int, mode: str) -> Tensor:
+    """Return the source of each position in the padded image; -1 for constant padding."""
+    if mode == "edge":
+        return places.clamp(0, size - 1)
+    if mode == "constant":
+        return places.where((places >= 0) & (places < size), -1)
+    repeats = 1 if mode == "symmetric" else 0  # whether the edge pixel is repeated
+    before = -places - repeats
+    behind = 2 * (size - 1) - places + repeats
+    return places.where(places >= 0, before).where(places < size, behind)
+
+
+def filling(fill: Fill, x_BCHW: Tensor) -> Tensor:
+    """Return the fill, one number or one per channel, in a shape that broadcasts to a batch."""
+    values = fill if isinstance(fill, tuple) else (fill,)
+    return torch.tensor(values, dtype=x_BCHW.dtype).to(x_BCHW.device).view(-1, 1, 1)
 
 
 def rotate(x_BCHW: Tensor, chance: RowRandom, args: RotationArgs) -> Tensor:
@@ -28,29 +95,25 @@ def change(x_BCHW: Tensor, chance: RowRandom, args: AffineArgs) -> Tensor:
     uniform_6B = chance.uniform(6).T
     height, width = x_BCHW.shape[2:]
     x, y = args.translate or (0.0, 0.0)
-    ways = [
-        between((-most, most), drawn_B).round()
-        for most, drawn_B in ((x * width, uniform_6B[1]), (y * height, uniform_6B[2]))
-    ]
+    right = between((-x * width, x * width), uniform_6B[1]).round()
+    down = between((-y * height, y * height), uniform_6B[2]).round()
     by_x, by_y = _shears(args.shear)
     matrix = _matrix(
         x_BCHW,
         args.center,
         between(_ends(args.degrees), uniform_6B[0]),
-        (ways[0], ways[1]),
+        (right, down),
         between(args.scale or (1.0, 1.0), uniform_6B[3]),
         (between(by_x, uniform_6B[4]), between(by_y, uniform_6B[5])),
     )
     return _sampled(x_BCHW, matrix, args)
 
 
-def _ends(given: float | tuple[float, float]) -> tuple[float, float]:
+def _ends(given: float | Ends) -> Ends:
     return given if isinstance(given, tuple) else (-given, given)
 
 
-def _shears(
-    given: float | tuple[float, ...] | None,
-) -> tuple[tuple[float, float], tuple[float, float]]:
+def _shears(given: float | tuple[float, ...] | None) -> tuple[Ends, Ends]:
     match given:
         case (x_from, x_to, y_from, y_to):
             return (x_from, x_to), (y_from, y_to)
@@ -60,9 +123,6 @@ def _shears(
             return (-most, most), (0.0, 0.0)
         case _:
             return (0.0, 0.0), (0.0, 0.0)
-
-
-Pair = tuple[Tensor, Tensor]
 
 
 def _matrix(

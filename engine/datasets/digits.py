@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.datasets.writer import DatasetWriter
 
-NUM_ROWS = {"train": 1297, "validation": 250, "test": 250}
+NUM_DIGITS = {"train": 1297, "validation": 250, "test": 250}
 
 
 def write_digits(writer: DatasetWriter) -> None:
@@ -20,7 +20,7 @@ def write_digits(writer: DatasetWriter) -> None:
     # numpy guarantees that a RandomState's stream never changes; a Generator's may.
     order = np.random.RandomState(0).permutation(len(labels))
     start = 0
-    for split, count in NUM_ROWS.items():
+    for split, count in NUM_DIGITS.items():
         rows = order[start : start + count]
         writer.numbers(split, "image", images.dtype, images.shape[1:]).append(images[rows])
         writer.numbers(split, "label", labels.dtype).append(labels[rows])
