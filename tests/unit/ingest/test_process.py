@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from engine.datasets.formats import formats
 from engine.datasets.digits import NUM_DIGITS
+from engine.datasets.formats import formats
 from engine.datasets.ingest import ingest
 from glasshouse.errors import StorageFull
 from models.storage.columns import DatasetColumns
@@ -128,8 +128,7 @@ def test_a_file_that_takes_too_long_is_a_problem(ingesting: Ingesting):
 def test_a_full_disk_is_reported_and_leaves_nothing(ingesting: Ingesting, tmp_path: Path):
     source = ingesting.file(b"\0\0\x08\x01\x00\x10\x00\x00" + bytes(1 << 20))
     code = (
-        "import resource, sys; from engine.datasets.digits import NUM_DIGITS
-from engine.datasets.ingest import ingest
+        "import resource, sys; from engine.datasets.ingest import main;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); main(sys.argv[1:])"
     )
     out = tmp_path / "out"
