@@ -18,15 +18,14 @@ from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
 from models.jobs import attempts, checkpoint_retention, leases, shipments
 from models.jobs.checkpoint_retention import RetentionRule
-from models.jobs.leases import Claim, LeaseState
+from models.jobs.leases import LeaseState
 from models.observations.events import NewEvent
-from models.tables import Job
 from worker.attempt.captures import NO_SPACE, Drain, open_ring
 from worker.attempt.control import CommandDelivery
 from worker.attempt.logs import Log
-from worker.attempt.nonfinite import Nonfinite
 from worker.attempt.records import Shipment, Sorter
-from worker.context import AWAY, WorkerContext
+from worker.attempt.resume import Attempt
+from worker.context import AWAY
 from worker.devices.usage import Usage
 from worker.processes.fork_server import STREAMS, log_path
 from worker.processes.rank import RankStop
@@ -73,20 +72,14 @@ class BatchSize:
 class AttemptStore:
     """Reads what one attempt's rank writes and stores it."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        claim: Claim,
-        job: Job,
-        directory: Path,
-        control: CommandDelivery,
-    ) -> None:
-        self._context = context
-        self._claim = claim
+    def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
+        self._context = context = attempt.context
+        self._claim = claim = attempt.claim
+        job, directory = attempt.job, attempt.directory
         self._spool = directory / "spool"
         self._control = control
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
-        self._sorter = Sorter(claim, job.owner, directory, job.summary)
+        self.sorter = Sorter(claim, job.owner, directory, job.summary)
         ring = open_ring(context.settings.capture_buffer_bytes)
         self.drain = Drain(claim, context.artifacts, ring, context.space)
         self.end: dict[str, Any] | None = None
@@ -101,7 +94,7 @@ class AttemptStore:
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._num_shipped = 0
-        self._portion = BatchSize(context.settings.lease_s)
+        self._batch_size = BatchSize(context.settings.lease_s)
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         self._keeping = RetentionRule.of(job.resolved)
 
@@ -109,16 +102,6 @@ class AttemptStore:
     def idle(self) -> bool:
         """Whether everything read is stored."""
         return self._pending is None and self.drain.idle
-
-    @property
-    def step(self) -> int | None:
-        """The last step that the rank reported."""
-        return self._sorter.step
-
-    @property
-    def nonfinite(self) -> Nonfinite:
-        """The first NaN or Inf of the job."""
-        return self._sorter.nonfinite
 
     def attach(self, stop: RankStop, usage: Usage | None) -> None:
         """Set what is known once the rank has been started."""
@@ -187,16 +170,16 @@ class AttemptStore:
         return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
-        records, offset = read_frames(self._spool, self.offset, self._portion.most)
-        self._behind = len(records) == self._portion.most
+        records, offset = read_frames(self._spool, self.offset, self._batch_size.most)
+        self._behind = len(records) == self._batch_size.most
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []
         if not (records or printed or used or lots or noted):
             return None
-        shipment = self._sorter.sort(records, (self.offset, offset))
-        self._sorter.add_usage(used, shipment)
+        shipment = self.sorter.sort(records, (self.offset, offset))
+        self.sorter.add_usage(used, shipment)
         shipment.batch.events += printed + noted
         shipment.take(lots)
         for record in shipment.tensors:
@@ -267,10 +250,10 @@ class AttemptStore:
             if beat is not None and shipment.batch.checkpoints:
                 gone = checkpoint_retention.supersede(tx, claim.job, self._keeping)
                 failpoint("keep.commit")
-            if beat is not None and self._portion.is_long(time.monotonic() - began):
+            if beat is not None and self._batch_size.is_long(time.monotonic() - began):
                 leases.renew(tx, claim, lease_ms=lease_ms)
             failpoint("ship.commit")
-        self._portion.took(time.monotonic() - began)
+        self._batch_size.took(time.monotonic() - began)
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:

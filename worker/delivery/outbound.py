@@ -13,14 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urljoin
 
-from models.access.addresses import AddressRefused, Allowed, Target, check, target_of
+from models.access.addresses import Allowed, Target, check, target_of
 
 Resolve = Callable[[str, int], Sequence[str]]
-_REPEATED = frozenset({307, 308})
-"""Redirects that repeat the request with the same method and body."""
-_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class OutboundFailed(Exception):
@@ -29,13 +25,11 @@ class OutboundFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The limits of one request, including redirects."""
+    """The limits of one request."""
 
     total_s: float = 15.0
     max_bytes: int = 64 * 1024
     """How much of the response body is read."""
-    max_redirects: int = 0
-    """With 0, redirects are not followed: the response is returned as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +37,8 @@ class Reply:
     """The response of the server."""
 
     status: int
-    headers: Mapping[str, str]
-    """Headers, with lower-case names."""
     body: bytes
     """The first ``RequestLimits.max_bytes`` of the body."""
-    url: str
-    """The URL after redirects."""
 
 
 def send(  # noqa: PLR0913 (a request has these parts)
@@ -57,35 +47,38 @@ def send(  # noqa: PLR0913 (a request has these parts)
     body: bytes,
     headers: Mapping[str, str],
     allowed: Allowed,
-    method: str = "POST",
     limits: RequestLimits | None = None,
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Reply:
-    """Send one request to a URL that a user has set.
+    """Post one request to a URL that a user has set. Redirects are not followed.
 
     Raises:
-        AddressRefused: the service does not connect to this address, or to that of a redirect.
+        AddressRefused: the service does not connect to this address.
         OutboundFailed: there is no connection, no answer, or none in time.
     """
     limits = limits or RequestLimits()
     clock = _Clock(limits.total_s)
-    headers = dict(headers)
     target = target_of(url)
-    for hops_left in range(limits.max_redirects, -1, -1):
-        addresses = _resolved(target, resolve or resolve_host, clock)
-        check(target, addresses, allowed)
-        reply = _exchange(method, url, target, addresses, (body, headers), (limits, clock, tls))
-        place = reply.headers.get("location")
-        if reply.status not in _REPEATED or place is None or not hops_left:
-            return reply
-        url = urljoin(url, place)
-        before, target = target, target_of(url)
-        if before.scheme == "https" and target.scheme != "https":
-            raise AddressRefused("the answer sends the request from https to http")
-        if target.origin != before.origin:
-            headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET}
-    raise AssertionError("the last hop returns")
+    addresses = _resolved(target, resolve or resolve_host, clock)
+    check(target, addresses, allowed)
+    connection = _Connection(target, addresses, clock, tls)
+    guard = threading.Timer(clock.left_s(), connection.cut)
+    guard.daemon = True
+    guard.start()
+    try:
+        sent = {**headers, "Host": target.authority, "Connection": "close"}
+        connection.request("POST", target.path, body=body, headers=sent)
+        answer = connection.getresponse()
+        found = answer.read(limits.max_bytes)
+        clock.left_s()
+        return Reply(answer.status, found)
+    except (OSError, http.client.HTTPException) as error:
+        clock.left_s()  # raises the timeout if that is the reason
+        raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
+    finally:
+        guard.cancel()
+        connection.close()
 
 
 def resolve_host(host: str, port: int) -> list[str]:
@@ -166,36 +159,6 @@ class _Connection(http.client.HTTPConnection):
         if sock is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _exchange(
-    method: str,
-    url: str,
-    target: Target,
-    addresses: Sequence[str],
-    message: tuple[bytes, Mapping[str, str]],
-    bounds: tuple[RequestLimits, _Clock, ssl.SSLContext | None],
-) -> Reply:
-    body, headers = message
-    limits, clock, tls = bounds
-    connection = _Connection(target, addresses, clock, tls)
-    guard = threading.Timer(clock.left_s(), connection.cut)
-    guard.daemon = True
-    guard.start()
-    try:
-        sent = {**headers, "Host": target.authority, "Connection": "close"}
-        connection.request(method, target.path, body=body, headers=sent)
-        answer = connection.getresponse()
-        found = answer.read(limits.max_bytes)
-        given = {name.lower(): value for name, value in answer.getheaders()}
-        clock.left_s()
-        return Reply(answer.status, given, found, url)
-    except (OSError, http.client.HTTPException) as error:
-        clock.left_s()  # raises the timeout if that is the reason
-        raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
-    finally:
-        guard.cancel()
-        connection.close()
 
 
 def _short(error: Exception) -> str:
