@@ -20,7 +20,7 @@ from engine.core.arguments import Parameter
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import leaves, lengths_of, root, values_of
-from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording
+from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording, seen_in
 from engine.network.functions import FUNCTIONS, num_inputs
 from engine.network.layer_types import build_layer, layer_like, layer_parameters
 from engine.network.layers import call, cut
@@ -249,7 +249,7 @@ class _LayerTrace:
             self._fail(self.pointer, "its output holds no tensor", "no_output")
         is_followed = bool(record.called)
         if not is_followed:
-            record.gave(self.layer.name, "", output)
+            record.outputs |= seen_in(leaves(self.layer.name, output), self.layer.name, "")
         layer = self.layer.model_copy(update={"args": given, "inputs": tuple(self.names)})
         return TracedLayer(layer, module, outputs, 0, record, is_followed)
 

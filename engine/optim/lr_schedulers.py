@@ -24,14 +24,13 @@ from engine.core import arguments
 from engine.core.problems import Findings, one
 from engine.core.snapshot import State
 from engine.optim.dense_and_sparse import DenseAndSparse
-from engine.optim.optimizers import build_optimizer
+from engine.optim.optimizers import build_optimizer, class_of
 from engine.optim.parameter_options import scales, set_arguments
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Args, Optimizer, Scheduler, Spec
 from glasshouse.spec.error_messages import said
 from glasshouse.spec.strict import TorchName
-from glasshouse.suggestions import did_you_mean
 
 _REFUSED = dict.fromkeys(
     ("LambdaLR", "MultiplicativeLR"),
@@ -179,14 +178,7 @@ def _members(args: Mapping[str, Any], pointer: str) -> list[ParameterGroup]:
 
 
 def _class_of(name: str, pointer: str) -> type[Any]:
-    if name in _REFUSED:
-        raise one(pointer, f"{name} cannot be used: {_REFUSED[name]}", "unsupported")
-    found = scheduler_classes().get(name)
-    if found is None:
-        known = scheduler_classes()
-        meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
-        raise one(pointer, f"torch has no scheduler {name!r}{meant}", "unknown")
-    return found
+    return class_of(name, scheduler_classes(), _REFUSED, pointer, "torch has no scheduler")
 
 
 def build_scheduler(
@@ -203,10 +195,13 @@ def build_scheduler(
     cls = _class_of(name, f"{pointer}/type")
     known = scheduler_parameters(name)
     given = {key: value for key, value in args.items() if key != "schedulers"}
-    converted = arguments.check(known, given, f"{pointer}/args", name)
+    checked = arguments.check(known, given, f"{pointer}/args", name)
     for missing in arguments.missing(known, dict(args)):
         raise one(f"{pointer}/args/{missing}", f"{name} needs the argument {missing!r}", "missing")
-    converted = {key: _listed(value) for key, value in converted.items()}
+    converted = {
+        key: [*value] if isinstance(value, tuple) else value  # torch's schedulers want lists
+        for key, value in checked.items()
+    }
     converted |= _of_groups(converted, scales(optimizer))
 
     def make(**some: Any) -> Torch:
@@ -235,11 +230,6 @@ def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, li
         return {}
     found = {name: args[name] for name in _RATES if isinstance(args.get(name), (int, float))}
     return {name: [rate * scale for scale in scales] for name, rate in found.items()}
-
-
-def _listed(value: Any) -> Any:
-    """Convert tuples to lists: torch's schedulers expect lists where other classes take tuples."""
-    return [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
 
 
 def check_scheduler(
