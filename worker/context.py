@@ -1,5 +1,6 @@
 """The state that all threads of a worker share; its two actions; threads that repeat one."""
 
+import bisect
 import threading
 import time
 import uuid
@@ -106,7 +107,7 @@ class Counters:
         if not events:
             return
         waited_s = max(0.0, (now() - min(event.at for event in events)).total_seconds())
-        place = next((n for n, bound in enumerate(BOUNDS_S) if waited_s <= bound), len(BOUNDS_S))
+        place = bisect.bisect_left(BOUNDS_S, waited_s)
         with self._lock:
             self._events += len(events)
             self._seconds += waited_s

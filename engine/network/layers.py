@@ -6,7 +6,7 @@ the backward pass to save memory. Depends on torch, not on graphs.
 
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,14 +48,14 @@ def call(module: nn.Module, inputs: Sequence[Any], lengths: Lengths | None = Non
     return module(*inputs) if lengths is None else module(*inputs, lengths=lengths)
 
 
-def cut(output: Any) -> Any:
-    """Detach the tensors of an output."""
+def changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return an output with each of its tensors changed; a list becomes a tuple."""
     if isinstance(output, Tensor):
-        return output.detach()
+        return change(output)
     if isinstance(output, Mapping):
-        return {key: cut(item) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: changed(item, change) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(output, (tuple, list)):
-        return tuple(cut(item) for item in output)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(changed(item, change) for item in output)  # pyright: ignore[reportUnknownVariableType]
     return output
 
 
@@ -126,7 +126,7 @@ class Step(NamedTuple):
         if self.clips is not None:
             for _, tensor in leaves(self.name, output):
                 self.clips.watch(self.name, tensor)
-        return cut(output) if self.cuts else output
+        return changed(output, Tensor.detach) if self.cuts else output
 
     def _call(self, values: Mapping[str, Tensor]) -> Any:
         given = [values[source] for source in self.inputs]

@@ -23,7 +23,7 @@ from engine.core.tensor_names import leaves, lengths_of, root, values_of
 from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording, seen_in
 from engine.network.functions import FUNCTIONS, num_inputs
 from engine.network.layer_types import build_layer, layer_like, layer_parameters
-from engine.network.layers import call, cut
+from engine.network.layers import call, changed
 from engine.network.network import inputs_of, parameter_counts
 from engine.network.own_layers.attention import PositionEmbedding, TiedEmbedding
 from glasshouse.spec import Graph, Layer
@@ -243,7 +243,8 @@ class _LayerTrace:
             module = self.first.module if self.first else self._build(converted)
             with recording(self.layer.name, module) as record:
                 output = self._call(module, inputs, converted, record)
-        output = cut(output) if self.layer.stop_gradient else output
+        if self.layer.stop_gradient:
+            output = changed(output, Tensor.detach)
         outputs = dict(leaves(self.layer.name, output))
         if not outputs:
             self._fail(self.pointer, "its output holds no tensor", "no_output")
@@ -286,7 +287,8 @@ class _LayerTrace:
             if size is None:
                 detail = f"{self.layer.type} needs the argument {name!r}"
                 if name in INFERRED:
-                    detail += f", which does not follow from an input of shape {_shape(inputs[0])}"
+                    shape = list(inputs[0].shape)
+                    detail += f", which does not follow from an input of shape {shape}"
                 self._fail(f"{self.pointer}/args/{name}", detail, "missing_argument")
             given[name] = cast(JsonValue, size)
         order = {name: number for number, name in enumerate(known)}
@@ -314,12 +316,18 @@ class _LayerTrace:
             record.forget_inside()
             with contextlib.suppress(_NoTrial):
                 output = _trial(self.layer.type, args, inputs)
-                return _depending(output, meta_sum([*inputs, *module.parameters()]))
+                source = meta_sum([*inputs, *module.parameters()])
+
+                def depending(item: Tensor) -> Tensor:
+                    """Let gradients flow through an output, as it depends on the inputs."""
+                    return item.detach() + source.to(item.dtype) if item.requires_grad else item
+
+                return changed(output, depending)
             self._misfit(module, inputs, cause)
 
     def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> NoReturn:
         came = ", ".join(
-            f"{_shape(item)} ({dtype_name(item.dtype)}) from {name!r}"
+            f"{list(item.shape)} ({dtype_name(item.dtype)}) from {name!r}"
             for name, item in zip(self.names, inputs, strict=True)
         )
         wanted = wanted_shape(module)
@@ -368,7 +376,15 @@ def _trial(layer_type: str, args: dict[str, Any], inputs: Sequence[Tensor]) -> A
         output = call(module, small)
     except Exception as cause:
         raise _NoTrial from cause
-    return _grown(output, num_rows)
+
+    def grown(item: Tensor) -> Tensor:
+        shape = list(item.shape)
+        if shape and shape[0] == _TINY_BATCH:
+            shape[0] = num_rows
+        made = torch.empty(shape, dtype=item.dtype, device="meta")
+        return made.requires_grad_() if item.requires_grad else made
+
+    return changed(output, grown)
 
 
 def tiny(item: Tensor) -> Tensor:
@@ -378,31 +394,6 @@ def tiny(item: Tensor) -> Tensor:
         raise _NoTrial
     made = torch.zeros(shape, dtype=item.dtype)
     return made.requires_grad_() if item.requires_grad else made
-
-
-def _grown(output: Any, num_rows: int) -> Any:
-    if isinstance(output, Tensor):
-        shape = list(output.shape)
-        if shape and shape[0] == _TINY_BATCH:
-            shape[0] = num_rows
-        grown = torch.empty(shape, dtype=output.dtype, device="meta")
-        return grown.requires_grad_() if output.requires_grad else grown
-    if isinstance(output, (tuple, list)):
-        return tuple(_grown(item, num_rows) for item in output)  # pyright: ignore[reportUnknownVariableType]
-    return output
-
-
-def _depending(output: Any, source: Tensor) -> Any:
-    """Return tensors that depend on the layer's inputs, so that gradients flow through them."""
-    if isinstance(output, Tensor):
-        return output.detach() + source.to(output.dtype) if output.requires_grad else output
-    if isinstance(output, (tuple, list)):
-        return tuple(_depending(item, source) for item in output)  # pyright: ignore[reportUnknownVariableType]
-    return output
-
-
-def _shape(item: Tensor) -> list[int]:
-    return list(item.shape)
 
 
 def _first(cause: BaseException) -> str:

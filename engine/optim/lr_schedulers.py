@@ -82,7 +82,6 @@ class InverseTimeLR(lr_scheduler.LRScheduler):
         return [base * factor for base in self.base_lrs]
 
 
-_AS_IT_IS = contextlib.nullcontext()
 Torch = Any  # an LRScheduler, or ReduceLROnPlateau, a subclass whose step() has other arguments
 
 
@@ -301,13 +300,13 @@ class LearningRate:
         for unit, units in past.items():
             self._counts[unit] += units
         if self._spec.metric is None:
-            with self._unscaled() if self._scaled else _AS_IT_IS:
+            with self._unscaled():
                 self._go_on(past[self._spec.unit])
 
     def judge(self, figures: Mapping[str, float]) -> None:
         """Pass an evaluation's metrics to a scheduler that reacts to one."""
         if self._spec.metric is not None:
-            with self._unscaled() if self._scaled else _AS_IT_IS:
+            with self._unscaled():
                 self._scheduler.step(figures[self._spec.metric])
 
     def base(self, half: torch.optim.Optimizer) -> float:

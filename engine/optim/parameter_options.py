@@ -167,13 +167,11 @@ def penalise(
             is_meant = f"{item.layer.name}.{name}" not in without
             if parameter.requires_grad and rate and is_meant:
                 found.setdefault(rate, []).append(parameter)
-    if found:
-        optimizer.register_step_pre_hook(_adding(found))
+    if not found:
+        return
 
-
-def _adding(found: Mapping[float, Sequence[nn.Parameter]]) -> Callable[..., None]:
     @torch.no_grad()
-    def hook(_optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
+    def add(_optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
         for rate, parameters in found.items():
             there = [item for item in parameters if item.grad is not None]
             if there:
@@ -181,7 +179,7 @@ def _adding(found: Mapping[float, Sequence[nn.Parameter]]) -> Callable[..., None
                 gradients = [item.grad for item in there]
                 torch._foreach_add_(gradients, signs, alpha=rate)  # pyright: ignore
 
-    return hook
+    optimizer.register_step_pre_hook(add)
 
 
 # --- initial values --------------------------------------------------------------------------

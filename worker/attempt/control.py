@@ -153,7 +153,11 @@ class Watchdog:
         if at - self._checked_at < min(_CHECK_EVERY_S, self._stall_s / 4):
             return None
         self._checked_at = at
-        self._measure()
+        with contextlib.suppress(OSError):
+            size = self._spool.stat().st_size
+            if size != self.spool_bytes:
+                self.spool_bytes = size
+                self.reset()
         silent_s = self._clock() - self._progress_at
         if self._is_reported or silent_s < self._stall_s:
             return None
@@ -163,13 +167,6 @@ class Watchdog:
             self.stalled_s = silent_s
         payload = {"step": step, "seconds": round(silent_s, 1), "action": self.on_stall}
         return NewEvent("stalled", now(), payload)
-
-    def _measure(self) -> None:
-        with contextlib.suppress(OSError):
-            size = self._spool.stat().st_size
-            if size != self.spool_bytes:
-                self.spool_bytes = size
-                self.reset()
 
 
 class Backpressure:

@@ -139,7 +139,8 @@ class AttemptStore:
             for log in self._logs:  # the database is unavailable; the rank may still print
                 log.cut()
         while True:
-            if self._pending is None and (final or self._ship_due):
+            due = self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+            if self._pending is None and (final or due):
                 self._pending = self._read(final=final)
             if self._pending is None or not self._ship(self._pending):
                 return
@@ -164,10 +165,6 @@ class AttemptStore:
         except AWAY as error:
             _log.warning("database_unavailable", error=str(error))
             self._wait()
-
-    @property
-    def _ship_due(self) -> bool:
-        return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
 
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._spool, self.offset, self._batch_size.most)

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from models.access.addresses import Allowed, Target, check, target_of
@@ -62,23 +62,29 @@ def send(  # noqa: PLR0913 (a request has these parts)
     target = target_of(url)
     addresses = _resolved(target, resolve or resolve_host, clock)
     check(target, addresses, allowed)
-    connection = _Connection(target, addresses, clock, tls)
-    guard = threading.Timer(clock.left_s(), connection.cut)
-    guard.daemon = True
-    guard.start()
+    connection = http.client.HTTPConnection(target.host, target.port)
+    sock = _connected(target, addresses, clock)
     try:
-        sent = {**headers, "Host": target.authority, "Connection": "close"}
-        connection.request("POST", target.path, body=body, headers=sent)
-        answer = connection.getresponse()
-        found = answer.read(limits.max_bytes)
+        if target.scheme == "https":
+            sock = (tls or ssl.create_default_context()).wrap_socket(
+                sock, server_hostname=target.host, do_handshake_on_connect=False
+            )
+        with _cut_after(clock.left_s(), sock):
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            connection.sock = sock  # to a checked address; so it uses no resolver and no proxy
+            sent = {**headers, "Host": target.authority, "Connection": "close"}
+            connection.request("POST", target.path, body=body, headers=sent)
+            answer = connection.getresponse()
+            found = answer.read(limits.max_bytes)
         clock.left_s()
         return Reply(answer.status, found)
     except (OSError, http.client.HTTPException) as error:
         clock.left_s()  # raises the timeout if that is the reason
         raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
     finally:
-        guard.cancel()
         connection.close()
+        sock.close()
 
 
 def resolve_host(host: str, port: int) -> list[str]:
@@ -121,44 +127,31 @@ def _resolved(target: Target, resolve: Resolve, clock: _Clock) -> list[str]:
     return found
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection to one of the checked addresses; it uses no resolver and no proxy."""
+def _connected(target: Target, addresses: Sequence[str], clock: _Clock) -> socket.socket:
+    problem: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, target.port), timeout=clock.left_s())
+        except OSError as error:
+            problem = error
+    raise OutboundFailed(f"{target.host!r} takes no connection: {problem}") from problem
 
-    def __init__(
-        self, target: Target, addresses: Sequence[str], clock: _Clock, tls: ssl.SSLContext | None
-    ) -> None:
-        super().__init__(target.host, target.port)
-        self._target = target
-        self._addresses = addresses
-        self._clock = clock
-        self._tls = tls
 
-    def connect(self) -> None:
-        self.sock = self._open()
-        if self._target.scheme == "https":
-            context = self._tls or ssl.create_default_context()
-            self.sock = context.wrap_socket(
-                self.sock, server_hostname=self._target.host, do_handshake_on_connect=False
-            )
-            self.sock.do_handshake()
+@contextlib.contextmanager
+def _cut_after(timeout_s: float, sock: socket.socket) -> Generator[None]:
+    """Abort a transfer that takes too long: a slow server never triggers a socket timeout."""
 
-    def _open(self) -> socket.socket:
-        problem: OSError | None = None
-        for address in self._addresses:
-            try:
-                return socket.create_connection(
-                    (address, self._target.port), timeout=self._clock.left_s()
-                )
-            except OSError as error:
-                problem = error
-        raise OutboundFailed(f"{self._target.host!r} takes no connection: {problem}") from problem
+    def cut() -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def cut(self) -> None:
-        """Abort the transfer: a server that sends slowly never triggers a socket timeout."""
-        sock = self.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    guard = threading.Timer(timeout_s, cut)
+    guard.daemon = True
+    guard.start()
+    try:
+        yield
+    finally:
+        guard.cancel()
 
 
 def _short(error: Exception) -> str:
