@@ -1,6 +1,8 @@
 """The state that all threads of a worker share; its two actions; threads that repeat one."""
 
 import bisect
+import os
+import platform
 import threading
 import time
 import uuid
@@ -11,10 +13,13 @@ from typing import Any, TypeVar
 import psutil
 import structlog
 
+from glasshouse import __version__
 from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 from glasshouse.failpoints import failpoint
-from models.database import IDLE_IN_TRANSACTION_S, Database
+from models.database import IDLE_IN_TRANSACTION_S, Database, Transaction
+from models.fleet import workers
 from models.fleet.notifier import Notifier
+from models.fleet.workers import FoundDevice
 from models.jobs.endings import Backoff
 from models.observations.events import NewEvent
 from models.settings import Settings
@@ -161,6 +166,21 @@ class WorkerContext:
     def work(self) -> Path:
         """The scratch directory of this worker."""
         return self.settings.work / self.name
+
+    def register(
+        self, tx: Transaction, devices: Sequence[FoundDevice], info: dict[str, Any]
+    ) -> None:
+        """Create or update this worker and its devices in the database."""
+        workers.register(
+            tx,
+            worker=self.name,
+            host=platform.node(),
+            pid=os.getpid(),
+            version=__version__,
+            info=info,
+            devices=devices,
+            instance=self.instance,
+        )
 
     def dispatch(self) -> None:
         """Dispatch queued jobs, and send a wake-up to each worker that got one.

@@ -5,14 +5,11 @@ thread, and its records are stored afterwards as usual.
 """
 
 import functools
-import os
-import platform
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from glasshouse import __version__
 from glasshouse.processes import Identity
 from models.database import Database
 from models.fleet import workers
@@ -47,17 +44,7 @@ class InProcessWorker:
         self._launcher = functools.partial(_InProcessLaunch, carry_out)
         self._readers = Readers(self._context)
         with self._database.write() as tx:
-            devices = cpu_devices(num_cores(settings))
-            workers.register(
-                tx,
-                worker=settings.worker_name,
-                host=platform.node(),
-                pid=os.getpid(),
-                version=__version__,
-                info={},
-                devices=devices,
-                instance=self._context.instance,
-            )
+            self._context.register(tx, cpu_devices(num_cores(settings)), {})
 
     def work(self) -> None:
         """Read pending datasets, then run to their ends the queued jobs that can run now."""

@@ -16,7 +16,6 @@ from typing import IO, Any
 import structlog
 from celery import signals  # pyright: ignore[reportMissingTypeStubs]
 
-from glasshouse import __version__
 from glasshouse.errors import WorkerNotFound
 from glasshouse.lifeline import await_start, end_within, follow_lifeline
 from models import startup
@@ -178,7 +177,7 @@ class Worker:
             if (found := self._other_process(tx)) is not None:
                 self._refuse(found)
                 return False
-            self._sign_in(tx)
+            context.register(tx, self._devices, self._info)
             held = attempts.held(tx, context.name)
         return_attempts(
             context, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
@@ -194,18 +193,6 @@ class Worker:
             f"(process {other.pid}, last heartbeat {other.silent_s:.1f} s ago). Start this one "
             "under another name, with --name or GLASSHOUSE_WORKER_NAME, or stop the other one "
             "first.\n"
-        )
-
-    def _sign_in(self, tx: Transaction) -> None:
-        workers.register(
-            tx,
-            worker=self.context.name,
-            host=platform.node(),
-            pid=os.getpid(),
-            version=__version__,
-            info=self._info,
-            devices=self._devices,
-            instance=self.context.instance,
         )
 
     def _make_celery(self) -> Any:
@@ -270,7 +257,7 @@ class Worker:
                 heartbeats.note(tx, context.name, figures, instance=context.instance)
             elif (found := self._other_process(tx)) is None:
                 _log.warning("registered_again")  # removed while it sent no heartbeat
-                self._sign_in(tx)
+                context.register(tx, self._devices, self._info)
             else:
                 _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -436,41 +436,32 @@ def inferred_size(
     return [shape[where]] if name == "normalized_shape" else shape[where]
 
 
+_IDS = "integers in [0, {num_embeddings})"
+_WANTED: dict[type[nn.Module] | str, str] = {
+    nn.Bilinear: "[batch, …, {in1_features}] and [batch, …, {in2_features}]",
+    PositionEmbedding: "[batch, at most {num_embeddings} steps, …]",
+    TiedEmbedding: f"{_IDS} or [batch, …, {{embedding_dim}}]",
+    nn.Embedding: _IDS,
+    nn.EmbeddingBag: _IDS,
+    "in_channels": "[batch, {in_channels}, {axes}]",
+    "normalized_shape": "[batch, …, {last_axes}]",
+    "in_features": "[batch, …, {in_features}]",
+    "input_size": "[batch, …, {input_size}]",
+    "embed_dim": "[batch, …, {embed_dim}]",
+    "num_features": "[batch, {num_features}, …]",
+    "num_channels": "[batch, {num_channels}, …]",
+}
+"""The input shape that a layer takes, by its class or an attribute of it; the first counts."""
+
+
 def wanted_shape(module: nn.Module) -> str | None:
     """Return the input shape that a layer takes, in words; None if the layer does not define it."""
-
-    def size(name: str) -> Any:
-        return getattr(module, name, None)
-
-    if isinstance(module, nn.Bilinear):
-        return f"[batch, …, {size('in1_features')}] and [batch, …, {size('in2_features')}]"
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return _wanted_by_embedding(module)
-    if size("in_channels") is not None:
-        axes = ["length", "height, width", "depth, height, width"][len(size("kernel_size")) - 1]
-        return f"[batch, {size('in_channels')}, {axes}]"
-    if size("normalized_shape") is not None:
-        return f"[batch, …, {', '.join(map(str, size('normalized_shape')))}]"
-    for name, form in _WANTED.items():
-        if size(name) is not None:
-            return form.format(size(name))
+    sizes = {name: value for name, value in vars(module).items() if value is not None}
+    if "in_channels" in sizes:
+        axes = ["length", "height, width", "depth, height, width"]
+        sizes["axes"] = axes[len(sizes["kernel_size"]) - 1]
+    sizes["last_axes"] = ", ".join(map(str, sizes.get("normalized_shape", ())))
+    for kind, text in _WANTED.items():
+        if kind in sizes if isinstance(kind, str) else isinstance(module, kind):
+            return text.format_map(sizes)
     return None
-
-
-def _wanted_by_embedding(module: nn.Embedding | nn.EmbeddingBag) -> str:
-    most = module.num_embeddings
-    if isinstance(module, PositionEmbedding):
-        return f"[batch, at most {most} steps, …]"
-    ids = f"integers in [0, {most})"
-    return (
-        f"{ids} or [batch, …, {module.embedding_dim}]" if isinstance(module, TiedEmbedding) else ids
-    )
-
-
-_WANTED = {
-    "in_features": "[batch, …, {}]",
-    "input_size": "[batch, …, {}]",
-    "embed_dim": "[batch, …, {}]",
-    "num_features": "[batch, {}, …]",
-    "num_channels": "[batch, {}, …]",
-}

@@ -88,15 +88,16 @@ Torch = Any  # an LRScheduler, or ReduceLROnPlateau, a subclass whose step() has
 @cache
 def scheduler_classes() -> dict[str, type[Any]]:
     """Return every scheduler of torch that JSON can describe, by name."""
-    found = {name: item for name, item in vars(lr_scheduler).items() if _is_scheduler(item)}
+    found = {
+        name: item
+        for name, item in vars(lr_scheduler).items()
+        if isinstance(item, type)
+        and issubclass(item, lr_scheduler.LRScheduler)
+        and item is not lr_scheduler.LRScheduler
+        and not item.__name__.startswith("_")
+    }
     found |= {"SWALR": swa_utils.SWALR, "InverseTimeLR": InverseTimeLR}
     return {name: found[name] for name in sorted(found) if name not in _REFUSED}
-
-
-def _is_scheduler(item: Any) -> bool:
-    if not (isinstance(item, type) and issubclass(item, lr_scheduler.LRScheduler)):
-        return False
-    return item is not lr_scheduler.LRScheduler and not item.__name__.startswith("_")
 
 
 def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
