@@ -25,7 +25,7 @@ from worker.attempt.supervisor import Supervisor
 from worker.context import WorkerContext
 from worker.devices.inventory import cpu_devices, num_cores
 from worker.ingest import Readers
-from worker.processes.rank import Exit, Rank, RankStop
+from worker.processes.rank import Exit, Rank
 
 CarryOut = Callable[[Path], None]
 """Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
@@ -76,12 +76,11 @@ class _InProcessLaunch(Launch):
         super().__init__(attempt, control)
         self._carry_out = carry_out
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
         # a ring would have to be emptied meanwhile: without one the engine writes the files
         self._attempt.context.with_retries(lambda: self._prepare(None))
         self._carry_out(self._attempt.directory)
-        rank = _EndedRank()
-        return rank, RankStop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+        return _EndedRank()
 
     def end(self, *, gently: bool = False) -> None:
         """Do nothing: no process of the job is left."""
@@ -96,4 +95,7 @@ class _EndedRank(Rank):
         self.ended(Exit(code=0))
 
     def signal(self, number: signal.Signals) -> bool:
+        return False
+
+    def has_survived(self, unkillable_s: float) -> bool:
         return False

@@ -75,7 +75,6 @@ def _inputs(
 
 
 def _pruned(graph: Graph, wanted: Sequence[str]) -> Graph:
-    """Return the part of a graph that is needed."""
     layers = tuple(needed_layers(graph, wanted))
     if not layers:
         raise one("/outputs", "none of these is a layer of the network", "unknown_layer")

@@ -172,7 +172,6 @@ def _has_steps(compared: _Compared, lengths: str) -> bool:
 
 
 def _check_asked(name: str, compared: _Compared, traced: Trace, findings: Findings) -> None:
-    """Check the lengths that a loss names."""
     pointer, found = f"{compared.pointer}/lengths", traced.values.get(name)
     kind = compared.loss.type
     if found is None:

@@ -34,7 +34,7 @@ from worker.attempt.control import CommandDelivery
 from worker.attempt.resume import Attempt
 from worker.devices.usage import Usage
 from worker.processes.fork_server import ForkServerLost
-from worker.processes.rank import Rank, RankRegistry, RankStop
+from worker.processes.rank import Rank, RankRegistry
 
 _log: Any = structlog.get_logger()
 _WAIT_S = 1.0
@@ -81,7 +81,7 @@ class Launch:
         self.is_stuck = False
         """Whether a process of the attempt cannot be ended; then no job gets its devices."""
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
         """Fork the rank; call ``meanwhile`` repeatedly while the fork server is not ready.
 
         ``ring``: the name of the shared memory for whole tensors.
@@ -90,7 +90,7 @@ class Launch:
             ForkServerLost: the fork server died, or the worker stops.
             RunFailure: data of the job is gone, or the work directory cannot be written.
         """
-        context, settings = self._attempt.context, self._attempt.context.settings
+        context = self._attempt.context
         env = context.with_retries(lambda: self._prepare(ring))
         while not context.fork_server.wait_ready(_WAIT_S):
             meanwhile()
@@ -107,12 +107,7 @@ class Launch:
         self.usage = Usage(rank.identity.pid, gpus)
         failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
-        return rank, RankStop(
-            rank,
-            grace_s=settings.grace_s,
-            kill_s=settings.kill_s,
-            unkillable_s=settings.unkillable_s,
-        )
+        return rank
 
     def abandon(self) -> None:
         """Give up on a rank that SIGKILL has not ended; its devices stay withheld."""

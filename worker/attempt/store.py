@@ -28,7 +28,7 @@ from worker.attempt.resume import Attempt
 from worker.context import AWAY
 from worker.devices.usage import Usage
 from worker.processes.fork_server import STREAMS, log_path
-from worker.processes.rank import RankStop
+from worker.processes.rank import Rank
 
 _log: Any = structlog.get_logger()
 
@@ -86,7 +86,7 @@ class AttemptStore:
         """The rank's ``end`` record."""
         self.offset = 0
         """The spool is stored up to this byte."""
-        self._stop: RankStop | None = None
+        self._rank: Rank | None = None
         self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
@@ -103,9 +103,9 @@ class AttemptStore:
         """Whether everything read is stored."""
         return self._pending is None and self.drain.idle
 
-    def attach(self, stop: RankStop, usage: Usage | None) -> None:
+    def attach(self, rank: Rank, usage: Usage | None) -> None:
         """Set what is known once the rank has been started."""
-        self._stop, self._usage = stop, usage
+        self._rank, self._usage = rank, usage
 
     def note(self, event: NewEvent) -> None:
         """Store an event of the worker with the next records."""
@@ -225,7 +225,7 @@ class AttemptStore:
 
     def _wait(self) -> None:
         self._retry_at = time.monotonic() + _RETRY_S
-        is_signalled = self._stop is not None and self._stop.signalled
+        is_signalled = self._rank is not None and self._rank.is_signalled
         if is_signalled and self._context.stopping.is_set():
             raise Fenced  # no time left: let the lease expire
 

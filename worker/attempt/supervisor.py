@@ -27,7 +27,7 @@ from worker.attempt.resume import Attempt
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
 from worker.processes.fork_server import ForkServerLost
-from worker.processes.rank import Exit, Rank, RankStop
+from worker.processes.rank import Exit, Rank
 
 _log: Any = structlog.get_logger()
 
@@ -122,10 +122,10 @@ class Supervisor:
         store, tracing = self._store, self._context.tracing
         try:
             with tracing.span("launch"):
-                rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
-                store.attach(stop, self._launch.usage)
+                rank = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
+                store.attach(rank, self._launch.usage)
             with tracing.span("run"):
-                exit_ = self._watch(rank, stop)
+                exit_ = self._watch(rank)
         except ForkServerLost as error:
             stopping = self._context.stopping.is_set()
             return AttemptEnded("interrupted" if stopping else "fork_server_lost", str(error))
@@ -146,7 +146,7 @@ class Supervisor:
         killed = store.end is None
         return outcome.halved(end, self._attempt.job.resolved, self._launch.parts, killed=killed)
 
-    def _watch(self, rank: Rank, stop: RankStop) -> Exit | None:
+    def _watch(self, rank: Rank) -> Exit | None:
         """Watch the rank until it ends and its records are stored; None: it cannot be killed."""
         store, settings = self._store, self._context.settings
         backpressure = Backpressure(rank, settings.max_backlog_bytes)
@@ -165,9 +165,9 @@ class Supervisor:
                 backpressure.check(self._watchdog.spool_bytes - store.offset)
             else:
                 backpressure.release()
-                stop.ask(how, force=self._control.force or self._context.hurries)
+                rank.ask(how, force=self._control.force or self._context.hurries)
             self._control.deliver(rank)
-            stop.press()
+            rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)
             if exit_ is not None:
                 if store.idle:
                     return exit_
@@ -177,7 +177,7 @@ class Supervisor:
                 ):
                     store.drain.abandon()
                 time.sleep(_BUSY_S)  # not all is stored yet; the spool keeps the rest
-            if stop.is_unkillable:
+            if rank.has_survived(settings.unkillable_s):
                 return None
 
     @property
@@ -193,7 +193,6 @@ class Supervisor:
         )
 
     def _close(self, end: JobEnded | AttemptEnded) -> None:
-        """Store the end in the database."""
         failpoint("end.begin")
         with self._context.tracing.span("store the end"):
             stored = self._context.with_retries(lambda: self._write_end(end))

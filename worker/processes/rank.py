@@ -45,13 +45,18 @@ class Exit:
 
 
 class Rank:
-    """One training process, and the pipe whose end means that its supervisor is gone."""
+    """One training process, and the pipe whose end means that its supervisor is gone.
+
+    To stop it, it is asked, then gets SIGTERM, then SIGKILL. To ask again can only add force.
+    """
 
     def __init__(self, identity: Identity, lifeline: int) -> None:
         self.identity = identity
         self._lifeline: int | None = lifeline
         self._over = threading.Event()
         self._exit: Exit | None = None
+        self._how: str | None = None
+        self._asked_at = self._termed_at = self._killed_at = _NEVER
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Wait for the end and return it; None while the rank is running."""
@@ -68,40 +73,14 @@ class Rank:
         """Send a signal to the rank's whole process group."""
         return processes.signal_group(self.identity, number)
 
-    def ended(self, how: Exit) -> None:
-        """Store the end; called by the thread that reads from the fork server."""
-        self._exit = how
-        self._over.set()
-
-    def close(self) -> None:
-        """Close the lifeline; a rank that is still running then ends itself."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
-
-
-class RankStop:
-    """Stops one rank: asks, then sends SIGTERM, then SIGKILL. To ask again can only add force."""
-
-    def __init__(
-        self, rank: Rank, *, grace_s: float, kill_s: float, unkillable_s: float = 60.0
-    ) -> None:
-        self._rank = rank
-        self._grace_s = grace_s
-        self._kill_s = kill_s
-        self._unkillable_s = unkillable_s
-        self._how: str | None = None
-        self._asked_at = self._termed_at = self._killed_at = _NEVER
-
     @property
-    def signalled(self) -> bool:
-        """Whether this sent a signal, so that a death by signal is expected."""
+    def is_signalled(self) -> bool:
+        """Whether `ask` or `press` sent a signal, so that a death by signal is expected."""
         return self._termed_at != _NEVER
 
-    @property
-    def is_unkillable(self) -> bool:
-        """Whether even SIGKILL has not ended the rank: it hangs in a system call."""
-        return time.monotonic() > self._killed_at + self._unkillable_s
+    def has_survived(self, unkillable_s: float) -> bool:
+        """Whether SIGKILL has not ended it for so long: it hangs in a system call."""
+        return time.monotonic() > self._killed_at + unkillable_s
 
     def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
         """Ask the rank to stop at its next step boundary; with ``force``, send SIGTERM at once.
@@ -112,24 +91,34 @@ class RankStop:
         self._asked_at = min(self._asked_at, time.monotonic())
         if how != self._how:
             self._how = how
-            cancels = how == "cancelled"
-            self._rank.tell({"do": "cancel"} if cancels else {"do": "stop", "as": how})
+            self.tell({"do": "cancel"} if how == "cancelled" else {"do": "stop", "as": how})
         if force:
             self._terminate()
 
-    def press(self) -> None:
+    def press(self, *, grace_s: float, kill_s: float) -> None:
         """Send the next signal if it is due. Called each time the supervisor checks the rank."""
         now = time.monotonic()
-        if now >= self._asked_at + self._grace_s:
+        if now >= self._asked_at + grace_s:
             self._terminate()
-        if self._killed_at == _NEVER and now >= self._termed_at + self._kill_s:
+        if self._killed_at == _NEVER and now >= self._termed_at + kill_s:
             self._killed_at = now
-            self._rank.signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
 
     def _terminate(self) -> None:
-        if not self.signalled:
+        if not self.is_signalled:
             self._termed_at = time.monotonic()
-            self._rank.signal(signal.SIGTERM)
+            self.signal(signal.SIGTERM)
+
+    def ended(self, how: Exit) -> None:
+        """Store the end; called by the thread that reads from the fork server."""
+        self._exit = how
+        self._over.set()
+
+    def close(self) -> None:
+        """Close the lifeline; a rank that is still running then ends itself."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
 
 class RankRegistry:
