@@ -1,6 +1,8 @@
-"""The state that all threads of a worker share, and its two actions: dispatch and supervise."""
+"""The state that all threads of a worker share; its two actions; threads that repeat one."""
 
+import bisect
 import os
+import platform
 import threading
 import time
 import uuid
@@ -11,10 +13,13 @@ from typing import Any, TypeVar
 import psutil
 import structlog
 
+from glasshouse import __version__
 from glasshouse.errors import DatabaseUnavailable, StorageFull, TransactionConflict
 from glasshouse.failpoints import failpoint
-from models.database import IDLE_IN_TRANSACTION_S, Database
+from models.database import IDLE_IN_TRANSACTION_S, Database, Transaction
+from models.fleet import workers
 from models.fleet.notifier import Notifier
+from models.fleet.workers import FoundDevice
 from models.jobs.endings import Backoff
 from models.observations.events import NewEvent
 from models.settings import Settings
@@ -31,7 +36,6 @@ T = TypeVar("T")
 AWAY = (DatabaseUnavailable, StorageFull, TransactionConflict)
 """The database cannot be written now and may be soon: wait, and do not stop training for it."""
 
-
 BOUNDS_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper bounds of the buckets of the time from a record to its commit, seconds; one more bucket
 has no bound."""
@@ -46,6 +50,53 @@ def idle_s(lease_s: float) -> float:
     return max(2.0, min(float(IDLE_IN_TRANSACTION_S), lease_s / 3))
 
 
+def attempt_to(what: str, act: Callable[[], object]) -> bool:
+    """Do something that is tried again later; log a failure. Return whether it succeeded."""
+    try:
+        act()
+    except AWAY as error:
+        _log.warning("database_unavailable", wakeup=what, error=str(error))
+    except Exception:
+        _log.exception("wakeup_failed", wakeup=what)
+    else:
+        return True
+    return False
+
+
+class Every:
+    """A thread that repeats an action; a failure is logged, and the next turn tries again."""
+
+    def __init__(
+        self, period_s: float, act: Callable[[], object], name: str, *, at_once: bool = True
+    ) -> None:
+        self._period_s = period_s
+        self._at_once = at_once
+        self._act = act
+        self._ended = False
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Begin the next turn now, or right after the one that is running."""
+        self._woken.set()
+
+    def end(self, timeout_s: float | None = 5.0) -> None:
+        """End after the turn that is running."""
+        self._ended = True
+        self.wake()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        if not self._at_once:
+            self._woken.wait(self._period_s)
+        while not self._ended:
+            self._woken.clear()
+            attempt_to(self._thread.name, self._act)
+            if not self._ended:
+                self._woken.wait(self._period_s)
+
+
 class Counters:
     """Counts since the worker started."""
 
@@ -54,14 +105,14 @@ class Counters:
         self._events = 0
         self._seconds = 0.0
         self._buckets = [0] * (len(BOUNDS_S) + 1)
-        self._process = psutil.Process(os.getpid())
+        self._process = psutil.Process()
 
     def shipped(self, events: Sequence[NewEvent]) -> None:
         """Count events that were committed now, and the time since the oldest of them happened."""
         if not events:
             return
         waited_s = max(0.0, (now() - min(event.at for event in events)).total_seconds())
-        place = next((n for n, bound in enumerate(BOUNDS_S) if waited_s <= bound), len(BOUNDS_S))
+        place = bisect.bisect_left(BOUNDS_S, waited_s)
         with self._lock:
             self._events += len(events)
             self._seconds += waited_s
@@ -70,15 +121,13 @@ class Counters:
     def figures(self) -> dict[str, Any]:
         """Return all counts, for the database."""
         with self._lock:
-            counted: dict[str, Any] = {
+            return {
                 "events": self._events,
                 "ship_seconds": round(self._seconds, 3),
                 "ship_buckets": list(self._buckets),
+                "memory_bytes": self._process.memory_info().rss,
+                "open_files": self._process.num_fds(),
             }
-        return counted | {
-            "memory_bytes": self._process.memory_info().rss,
-            "open_files": self._process.num_fds(),
-        }
 
 
 class WorkerContext:
@@ -117,6 +166,21 @@ class WorkerContext:
     def work(self) -> Path:
         """The scratch directory of this worker."""
         return self.settings.work / self.name
+
+    def register(
+        self, tx: Transaction, devices: Sequence[FoundDevice], info: dict[str, Any]
+    ) -> None:
+        """Create or update this worker and its devices in the database."""
+        workers.register(
+            tx,
+            worker=self.name,
+            host=platform.node(),
+            pid=os.getpid(),
+            version=__version__,
+            info=info,
+            devices=devices,
+            instance=self.instance,
+        )
 
     def dispatch(self) -> None:
         """Dispatch queued jobs, and send a wake-up to each worker that got one.

@@ -19,7 +19,6 @@ from models.jobs import attempts
 from models.settings import Settings
 from models.tables import Device, now
 
-_Held = Mapping[tuple[str, str], Device]
 ENDLESS = QuotaLeft(None, None, None)
 MOST_AT_ONCE = 100
 """The most jobs that one transaction places; the next one places the rest."""
@@ -143,7 +142,7 @@ class _Fleet:
             if slot.healthy:
                 self._all.setdefault(slot.kind, {}).setdefault(slot.worker, []).append(slot)
         self._free = {
-            (kind, worker): [slot.id for slot in found if slot.free]
+            (kind, worker): {slot.id for slot in found if slot.free}
             for kind, hosts in self._all.items()
             for worker, found in hosts.items()
         }
@@ -151,19 +150,17 @@ class _Fleet:
 
     def place(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
         """Give a job its devices; return None if they are not free."""
-        for kind in self._kinds(waiting.need):
-            ready = [place for place in self._places(waiting.need, kind, room) if not place.missing]
-            if ready:
-                # the worker with the most free devices: jobs share caches and memory bandwidth
-                best = min(ready, key=lambda place: (-len(place.free), place.worker))
-                taken = self._take(best)
-                return Choice(waiting.job, best.worker, taken)
-        return self._share(waiting, room)
+        ready = [place for place in self._places(waiting.need, room) if not place.missing]
+        if not ready:
+            return self._share(waiting, room)
+        # the worker with the most free devices: jobs share caches and memory bandwidth
+        preferred = [place for place in ready if place.kind == ready[0].kind]
+        best = min(preferred, key=lambda place: (-len(place.free), place.worker))
+        return Choice(waiting.job, best.worker, self._take(best))
 
     def reserve(self, need: Need, room: QuotaLeft) -> bool:
         """Reserve free devices for a job that needs more of them; return whether there were any."""
-        kinds = self._kinds(need)
-        places = [place for kind in kinds for place in self._places(need, kind, room)]
+        places = self._places(need, room)
         if not places:
             return False
         return bool(self._take(min(places, key=lambda place: (place.missing, place.worker))))
@@ -180,18 +177,19 @@ class _Fleet:
             return ("cpu",)
         return ("cuda", "cpu") if need.brief else ("cuda",)
 
-    def _places(self, need: Need, kind: str, room: QuotaLeft) -> list[_Place]:
-        hosts = self._all.get(kind, {})
-        names = hosts if need.worker is None else [need.worker] if need.worker in hosts else []
+    def _places(self, need: Need, room: QuotaLeft) -> list[_Place]:
+        """Return where a need could be met, the preferred kind first."""
         places: list[_Place] = []
-        for worker in names:
-            found, free = hosts[worker], self._free[kind, worker]
-            if need.number is not None:
-                found = [slot for slot in found if slot.number == need.number]
-                free = [slot.id for slot in found if slot.id in free]
-            count = self._count(need, kind, len(found), len(free), room)
-            if len(found) >= count and room.has_for(count):
-                places.append(_Place(worker, kind, free, count))
+        for kind in self._kinds(need):
+            for worker, found in self._all.get(kind, {}).items():
+                if need.worker not in (None, worker):
+                    continue
+                fit = [slot for slot in found if need.number in (None, slot.number)]
+                left = self._free[kind, worker]
+                free = [slot.id for slot in fit if slot.id in left]
+                count = self._count(need, kind, len(fit), len(free), room)
+                if len(fit) >= count and room.has_for(count):
+                    places.append(_Place(worker, kind, free, count))
         return places
 
     @staticmethod
@@ -207,8 +205,7 @@ class _Fleet:
 
     def _take(self, place: _Place) -> tuple[str, ...]:
         taken = tuple(place.free[: place.count])
-        left = self._free[place.kind, place.worker]
-        self._free[place.kind, place.worker] = [id_ for id_ in left if id_ not in taken]
+        self._free[place.kind, place.worker] -= set(taken)
         return taken
 
     def _share(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
@@ -284,13 +281,15 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
     )
 
 
-def _assign(tx: Transaction, choice: Choice, held: _Held, settings: Settings) -> bool:
+def _assign(
+    tx: Transaction, choice: Choice, held: Mapping[tuple[str, str], Device], settings: Settings
+) -> bool:
     """Assign a choice, unless one of its devices was taken, failed or disappeared meanwhile."""
     names = [(choice.worker, id_) for id_ in choice.devices]
     if choice.shared:
         held = workers.devices(tx, names)
-    if not all(name in held for name in names):
+    rows = [held[name] for name in names if name in held]
+    if len(rows) < len(names):
         return False
     lease_ms = round(settings.lease_s * 1000)
-    rows = [held[name] for name in names]
     return attempts.assign(tx, choice.job, choice.worker, rows, lease_ms, shared=choice.shared)

@@ -4,14 +4,12 @@ There is no broker, no fork server and no rank process: a job runs to its end in
 thread, and its records are stored afterwards as usual.
 """
 
-import os
-import platform
+import functools
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from glasshouse import __version__
 from glasshouse.processes import Identity
 from models.database import Database
 from models.fleet import workers
@@ -20,27 +18,17 @@ from models.settings import Settings
 from models.storage.artifacts import open_artifacts
 from worker import dispatch
 from worker.attempt import resume
+from worker.attempt.control import CommandDelivery
 from worker.attempt.launch import Launch
+from worker.attempt.resume import Attempt
 from worker.attempt.supervisor import Supervisor
 from worker.context import WorkerContext
 from worker.devices.inventory import cpu_devices, num_cores
 from worker.ingest import Readers
-from worker.processes.rank import Exit, Rank, RankStop
+from worker.processes.rank import Exit, Rank
 
 CarryOut = Callable[[Path], None]
 """Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
-
-
-class _Over(Rank):
-    """A rank that has ended already: it receives no commands and no signals."""
-
-    def __init__(self) -> None:
-        super().__init__(Identity(0, ""), -1)
-        self._lifeline = None
-        self.ended(Exit(code=0))
-
-    def signal(self, number: signal.Signals) -> bool:
-        return False
 
 
 class InProcessWorker:
@@ -53,20 +41,10 @@ class InProcessWorker:
         fork_server: Any = None  # nothing is forked
         notifier = Notifier(settings, enabled=False)
         self._context = WorkerContext(settings, self._database, artifacts, notifier, fork_server)
-        self._launch = _launching(carry_out)
+        self._launcher = functools.partial(_InProcessLaunch, carry_out)
         self._readers = Readers(self._context)
         with self._database.write() as tx:
-            devices = cpu_devices(num_cores(settings))
-            workers.register(
-                tx,
-                worker=settings.worker_name,
-                host=platform.node(),
-                pid=os.getpid(),
-                version=__version__,
-                info={},
-                devices=devices,
-                instance=self._context.instance,
-            )
+            self._context.register(tx, cpu_devices(num_cores(settings)), {})
 
     def work(self) -> None:
         """Read pending datasets, then run to their ends the queued jobs that can run now."""
@@ -79,35 +57,45 @@ class InProcessWorker:
             if not given:
                 return
             for choice in given:
-                self._run(choice.job)
-
-    def _run(self, job_id: str) -> None:
-        claimed = resume.claim(self._context, job_id)
-        if claimed is None:
-            return
-        claim, job = claimed
-        supervisor = Supervisor(self._context, claim, job, launch=self._launch)
-        supervisor.run()
-        if supervisor.has_ended_job:
-            supervisor.tidy()
+                attempt = resume.claim(self._context, choice.job)
+                if attempt is not None:
+                    supervisor = Supervisor(attempt, launcher=self._launcher)
+                    supervisor.run()
+                    if supervisor.has_ended_job:
+                        supervisor.tidy()
 
     def close(self) -> None:
         """Close the database."""
         self._database.close()
 
 
-def _launching(carry_out: CarryOut) -> type[Launch]:
-    class InProcessLauncher(Launch):
-        """Runs the job in this process instead of starting a rank."""
+class _InProcessLaunch(Launch):
+    """Runs the job in this process instead of starting a rank."""
 
-        def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
-            # a ring would have to be emptied meanwhile: without one the engine writes the files
-            self._context.with_retries(lambda: self._prepare(None))
-            carry_out(self._dir)
-            rank = _Over()
-            return rank, RankStop(rank, grace_s=0.0, kill_s=0.0, unkillable_s=float("inf"))
+    def __init__(self, carry_out: CarryOut, attempt: Attempt, control: CommandDelivery) -> None:
+        super().__init__(attempt, control)
+        self._carry_out = carry_out
 
-        def end(self, *, gently: bool = False) -> None:
-            """Do nothing: no process of the job is left."""
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
+        # a ring would have to be emptied meanwhile: without one the engine writes the files
+        self._attempt.context.with_retries(lambda: self._prepare(None))
+        self._carry_out(self._attempt.directory)
+        return _EndedRank()
 
-    return cast("type[Launch]", InProcessLauncher)
+    def end(self, *, gently: bool = False) -> None:
+        """Do nothing: no process of the job is left."""
+
+
+class _EndedRank(Rank):
+    """A rank that has ended already: it receives no commands and no signals."""
+
+    def __init__(self) -> None:
+        super().__init__(Identity(0, ""), -1)
+        self._lifeline = None
+        self.ended(Exit(code=0))
+
+    def signal(self, number: signal.Signals) -> bool:
+        return False
+
+    def has_survived(self, unkillable_s: float) -> bool:
+        return False

@@ -5,30 +5,31 @@ fence, like that of an attempt: if the worker is lost, another reads the file ag
 that is too late changes nothing. A file may be hostile, so this process never parses it.
 """
 
+import contextlib
 import secrets
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from glasshouse import jsonio
+from models.database import Transaction
 from models.storage import datasets
 from models.storage.datasets import Reading
-from worker.context import AWAY, WorkerContext
+from worker.context import AWAY, Every, WorkerContext
 from worker.processes.fork_server import environment
 
 NUM_AT_ONCE = 2
 """How many files one worker reads at the same time."""
 MAX_TRIES = 5
 _SLACK_S = 60.0
-_LONGEST_PAUSE_S = 2.0
 _log: Any = structlog.get_logger("glasshouse.worker.reading")
-T = TypeVar("T")
 
 
 class Readers:
@@ -44,33 +45,26 @@ class Readers:
         self._artifacts = context.artifacts
         self._work = context.work / "reading"
         self._stopping = threading.Event()
-        self._woken = threading.Condition()
-        self._num_wakes = 0
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Every] = []
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700, parents=True)
 
     def start(self) -> None:
         """Start the threads."""
-        self._threads = [
-            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
-            for number in range(NUM_AT_ONCE)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for number in range(NUM_AT_ONCE):
+            thread = Every(self._settings.sweep_s, self._read_all, f"reader-{number}")
+            self._threads.append(thread)
 
     def wake(self) -> None:
         """Check for datasets now: one was created."""
-        with self._woken:
-            self._num_wakes += 1
-            self._woken.notify_all()
+        for thread in self._threads:
+            thread.wake()
 
     def close(self) -> None:
         """Stop reading. Datasets that are being read become pending at once, for another worker."""
         self._stopping.set()
-        self.wake()
         for thread in self._threads:
-            thread.join()
+            thread.end(timeout_s=None)
 
     def read_one(self) -> bool:
         """Read the dataset that has waited longest; return False if there is none."""
@@ -84,21 +78,9 @@ class Readers:
         self._read(reading)
         return True
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            seen = self._num_wakes
-            try:
-                if self.read_one():
-                    continue
-            except AWAY as error:
-                _log.warning("database_unavailable", error=str(error))
-            except Exception:
-                _log.exception("reading_failed")
-            self._wait_for_more(seen)
-
-    def _wait_for_more(self, seen: int) -> None:
-        with self._woken:
-            self._woken.wait_for(lambda: self._num_wakes != seen, self._settings.sweep_s)
+    def _read_all(self) -> None:
+        while not self._stopping.is_set() and self.read_one():
+            pass
 
     def _read(self, reading: Reading) -> None:
         out = self._work / f"{reading.dataset}-{secrets.token_hex(4)}"
@@ -107,9 +89,11 @@ class Readers:
             if answer is not None:
                 self._settle(reading, out, answer)
             elif self._stopping.is_set():
-                self._give_back(reading)
+                with self._database.write() as tx:
+                    datasets.give_back(tx, reading)
         finally:
-            _remove(out)
+            for left in (out, *out.parent.glob(f"{out.name}.*")):
+                shutil.rmtree(left, ignore_errors=True)
 
     def _answer(self, reading: Reading, out: Path) -> dict[str, Any] | None:
         """Return what the process printed; None if the claim is lost or the worker stops."""
@@ -152,11 +136,8 @@ class Readers:
         limit_s = self._settings.ingest_cpu_s + _SLACK_S
         began = renewed = time.monotonic()
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 printed, _ = process.communicate(timeout=0.1)
-            except subprocess.TimeoutExpired:
-                pass
-            else:
                 return _parsed(printed, process.returncode)
             now = time.monotonic()
             if self._stopping.is_set():
@@ -182,9 +163,7 @@ class Readers:
         if is_ok:
             kept = self._keep(reading, out, answer["meta"])
         else:
-            kept = self._context.with_retries(
-                lambda: self._refuse(reading, answer["problem"]), patience_s=0
-            )
+            kept = self._write(lambda tx: datasets.unreadable(tx, reading, answer["problem"]))
         if kept:
             self._artifacts.delete(datasets.source_key(reading.dataset))
         _log.info("dataset_read", dataset=reading.dataset, ok=is_ok, kept=kept)
@@ -194,32 +173,27 @@ class Readers:
         """Store the columns. Each try has its own key, which is deleted if the try is too late."""
         key = f"datasets/{reading.dataset}/{secrets.token_hex(4)}"
         self._artifacts.put(key, out)
-        columns = [
-            {name: value for name, value in column.items() if name != "file"}
-            for column in meta["columns"]
-        ]
-
-        found: dict[str, Any] = {"columns": columns, "splits": meta["splits"]}
-        found["notes"] = meta.get("notes")
-
-        def store() -> bool:
-            with self._database.write() as tx:
-                return datasets.read(tx, reading, key=key, **found)
-
+        found: dict[str, Any] = {
+            "columns": [
+                {name: value for name, value in column.items() if name != "file"}
+                for column in meta["columns"]
+            ],
+            "splits": meta["splits"],
+            "notes": meta.get("notes"),
+        }
         # if it raises, the row may name the files or not
-        kept = self._context.with_retries(store, patience_s=0)
+        kept = self._write(lambda tx: datasets.read(tx, reading, key=key, **found))
         others = [entry.key for entry in self._artifacts.entries(f"datasets/{reading.dataset}")]
         for other in [other for other in others if other != key] if kept else [key]:
             self._artifacts.delete(other)  # of a try that died between its files and its row
         return kept
 
-    def _refuse(self, reading: Reading, problem: dict[str, Any]) -> bool:
-        with self._database.write() as tx:
-            return datasets.unreadable(tx, reading, problem)
+    def _write(self, act: Callable[[Transaction], bool]) -> bool:
+        def write() -> bool:
+            with self._database.write() as tx:
+                return act(tx)
 
-    def _give_back(self, reading: Reading) -> bool:
-        with self._database.write() as tx:
-            return datasets.give_back(tx, reading)
+        return self._context.with_retries(write, patience_s=0)
 
 
 def _parsed(printed: bytes, code: int) -> dict[str, Any]:
@@ -236,9 +210,3 @@ def _parsed(printed: bytes, code: int) -> dict[str, Any]:
 
 def _problem(detail: str) -> dict[str, Any]:
     return {"ok": False, "problem": {"code": "invalid_dataset", "detail": detail}}
-
-
-def _remove(out: Path) -> None:
-    shutil.rmtree(out, ignore_errors=True)
-    for left in out.parent.glob(f"{out.name}.*"):
-        shutil.rmtree(left, ignore_errors=True)

@@ -11,7 +11,6 @@ import platform
 import signal
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
 import structlog
@@ -27,20 +26,15 @@ from models.fleet.workers import FoundDevice, OtherProcess
 from models.jobs import attempts
 from models.settings import Settings
 from models.storage.artifacts import open_artifacts
-from worker.app import NUM_WAKEUP_THREADS, make_app
-from worker.cleanup import leftovers
-from worker.cleanup.leftovers import Leftovers
-from worker.cleanup.purging import DELETED_EVERY_S, Purging
-from worker.context import WorkerContext, idle_s
+from worker import cleanup
+from worker.app import NUM_WAKEUP_THREADS, ShutdownSignals, make_app
+from worker.context import Every, WorkerContext, attempt_to, idle_s
 from worker.delivery.webhooks import LOOK_EVERY_S, Delivering
 from worker.devices import inventory
 from worker.ingest import Readers
 from worker.processes.fork_server import ForkServerClient, wait_for
-from worker.processes.rank_registry import RankRegistry
-from worker.signals import ShutdownSignals
-from worker.wakeups import tasks
-from worker.wakeups.canary import Canary
-from worker.wakeups.sweep import Every, Sweep, return_attempts
+from worker.processes.rank import RankRegistry
+from worker.wakeups import Canary, Sweep, add_tasks, return_attempts
 
 _log: Any = structlog.get_logger()
 
@@ -63,31 +57,28 @@ class Worker:
         self._settings = settings
         self._ending = ending
         self._lock = lock
-        before = self._lock.read()
-        app = make_app(settings)
-        self._app = app
+        before = lock.read()
+        self._app = make_app(settings)
         database = Database(
             settings.database,
             pool_size=settings.database_connections,
             idle_s=idle_s(settings.lease_s),
         )
-        notifier = Notifier(settings)
         self.context = WorkerContext(
-            settings, database, open_artifacts(settings), notifier, fork_server
+            settings, database, open_artifacts(settings), Notifier(settings), fork_server
         )
         self._known = tuple(filter(None, (self.context.instance, before)))
         """Not others: this process, and the one that held the lock before it and has ended."""
-        _overwrite(self._lock, self.context.instance)
+        lock.truncate(0)
+        lock.write(self.context.instance)
+        lock.flush()
         self._register = RankRegistry(self.context.work)
         self._devices: list[FoundDevice] = []
+        self._info: dict[str, Any] = {}
         self._threads: list[Every] = []
         self._canary = Canary(self.context)
         self._readers = Readers(self.context)
-        tasks.hang(app, self.context, self._canary, self._readers)
-
-    def refusal(self) -> str | None:
-        """Return why this worker must not use the database, and what to do; None if it may."""
-        return startup.refusal(self._settings, self.context.database)
+        add_tasks(self._app, self.context, self._canary, self._readers)
 
     def run(self) -> int:
         """Work until a signal stops it; return 0, or 1 if it could not start."""
@@ -110,7 +101,7 @@ class Worker:
         if not self._has_name():
             return False
         self._register.clear()
-        self._take_inventory(first=True)
+        self._take_inventory(measure=True)
         self._celery = self._make_celery()  # while the fork server starts
         ready = wait_for(context.fork_server, _FORK_SERVER_START_S, context.stopping)
         if not (ready or context.stopping.is_set()):
@@ -132,7 +123,7 @@ class Worker:
             first = first or found
             if found.beat_ms != first.beat_ms:
                 _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
-                sys.stderr.write(f"{_taken(context.name, found)}\n")
+                self._refuse(found)
                 return False
             if found == first:
                 _log.info("name_awaited", worker=context.name, host=found.host, pid=found.pid)
@@ -144,20 +135,25 @@ class Worker:
         return workers.other_process(tx, context.name, known=self._known, lease_ms=context.lease_ms)
 
     def _start(self) -> None:
-        context = self.context
+        context, settings = self.context, self._settings
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
-        settings = self._settings
         self._readers.start()
-        self._threads = [
-            Every(settings.heartbeat_s, self._beat, "heartbeat"),
-            Every(settings.sweep_s, Sweep(context), "sweep"),
-            Every(settings.inventory_s, self._take_inventory, "inventory", at_once=False),
-            Every(leftovers.EVERY_S, Leftovers(context), "leftovers", at_once=False),
-            Every(settings.canary_s, self._canary, "canary"),
-            Every(LOOK_EVERY_S, Delivering(context), "webhooks"),
-            Every(settings.purge_every_s, Purging(context), "purge", at_once=False),
-            Every(DELETED_EVERY_S, Purging(context).deleted, "purge_deleted"),
-        ]
+        for period_s, act, name, at_once in (
+            (settings.heartbeat_s, self._beat, "heartbeat", True),
+            (settings.sweep_s, Sweep(context), "sweep", True),
+            (settings.inventory_s, self._refresh_inventory, "inventory", False),
+            (cleanup.LEFTOVERS_EVERY_S, cleanup.Leftovers(context), "leftovers", False),
+            (settings.canary_s, self._canary, "canary", True),
+            (LOOK_EVERY_S, Delivering(context), "webhooks", True),
+            (settings.purge_every_s, lambda: cleanup.purge(context), "purge", False),
+            (
+                cleanup.DELETED_EVERY_S,
+                lambda: cleanup.purge_deleted(context),
+                "purge_deleted",
+                True,
+            ),
+        ):
+            self._threads.append(Every(period_s, act, name, at_once=at_once))
 
     def stop(self) -> None:
         """Take no more jobs and ask the running ones to stop. Return at once."""
@@ -179,28 +175,24 @@ class Worker:
         context = self.context
         with context.database.write() as tx:
             if (found := self._other_process(tx)) is not None:
-                sys.stderr.write(f"{_taken(context.name, found)}\n")
+                self._refuse(found)
                 return False
-            self._sign_in(tx)
+            context.register(tx, self._devices, self._info)
             held = attempts.held(tx, context.name)
         return_attempts(
             context, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
         )
         for claim in held:
-            leftovers.remove_unnamed(context, claim, 0.0)
-        tasks.handle("start", context.dispatch)
+            cleanup.remove_unnamed(context, claim, 0.0)
+        attempt_to("start", context.dispatch)
         return True
 
-    def _sign_in(self, tx: Transaction) -> None:
-        workers.register(
-            tx,
-            worker=self.context.name,
-            host=platform.node(),
-            pid=os.getpid(),
-            version=package_version(),
-            info=self._info,
-            devices=self._devices,
-            instance=self.context.instance,
+    def _refuse(self, other: OtherProcess) -> None:
+        sys.stderr.write(
+            f"A worker named {self.context.name!r} already runs on the host {other.host!r} "
+            f"(process {other.pid}, last heartbeat {other.silent_s:.1f} s ago). Start this one "
+            "under another name, with --name or GLASSHOUSE_WORKER_NAME, or stop the other one "
+            "first.\n"
         )
 
     def _make_celery(self) -> Any:
@@ -228,7 +220,7 @@ class Worker:
         context.wait_idle(self._settings.grace_s + self._settings.kill_s + _LATE_S / 2)
         for thread in self._threads:
             thread.end()
-        tasks.handle("leave", self._retire)
+        attempt_to("leave", self._retire)
         context.fork_server.close()
         context.notifier.close()
         context.database.close()
@@ -247,13 +239,14 @@ class Worker:
 
     def _drain(self) -> None:
         """Log and store that it stops, but not in a signal handler: locks may be held there."""
+
+        def store() -> None:
+            with contextlib.suppress(WorkerNotFound), self.context.database.write() as tx:
+                workers.drain(tx, self.context.name, instance=self.context.instance)
+
         self.context.stopping.wait()
         _log.info("worker_stopping")
-        tasks.handle("drain", self._say_draining)
-
-    def _say_draining(self) -> None:
-        with contextlib.suppress(WorkerNotFound), self.context.database.write() as tx:
-            workers.drain(tx, self.context.name, instance=self.context.instance)
+        attempt_to("drain", store)
 
     def _beat(self) -> None:
         context = self.context
@@ -264,55 +257,33 @@ class Worker:
                 heartbeats.note(tx, context.name, figures, instance=context.instance)
             elif (found := self._other_process(tx)) is None:
                 _log.warning("registered_again")  # removed while it sent no heartbeat
-                self._sign_in(tx)
+                context.register(tx, self._devices, self._info)
             else:
                 _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def _take_inventory(self, *, first: bool = False) -> None:
+    def _refresh_inventory(self) -> None:
+        context = self.context
+        self._take_inventory()
+        with context.database.write() as tx:
+            workers.refresh_devices(tx, context.name, self._devices, instance=context.instance)
+
+    def _take_inventory(self, *, measure: bool = False) -> None:
         try:
-            self._devices, self._info = inventory.ask(self._settings, measure=first)
+            found, self._info = inventory.ask(self._settings, measure=measure)
         except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
             _log.exception("inventory_failed")
             known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
-            self._devices = inventory.mark_unhealthy(known, str(error))
-            self._info: dict[str, Any] = {}
-        self._devices = inventory.mark_withheld(self._devices, self._register.withheld())
-        if not first:
-            with self.context.database.write() as tx:
-                workers.refresh_devices(
-                    tx, self.context.name, self._devices, instance=self.context.instance
-                )
+            found, self._info = inventory.mark_unhealthy(known, str(error)), {}
+        self._devices = inventory.mark_withheld(found, self._register.withheld())
 
 
 def _leave_signals_alone(_worker: Any) -> None: ...
 
 
-def _overwrite(handle: IO[str], what: str) -> None:
-    handle.truncate(0)
-    handle.write(what)
-    handle.flush()
-
-
-def _taken(name: str, other: OtherProcess) -> str:
-    return (
-        f"A worker named {name!r} already runs on the host {other.host!r} (process {other.pid}, "
-        f"last heartbeat {other.silent_s:.1f} s ago). Start this one under another name, with "
-        "--name or GLASSHOUSE_WORKER_NAME, or stop the other one first."
-    )
-
-
 def _longest_end_s(settings: Settings) -> float:
     """Return when to end a worker that cannot shut down, in s; its lifelines end its ranks."""
     return settings.grace_s + settings.kill_s + _LATE_S
-
-
-def package_version() -> str:
-    """Return the installed version of the service."""
-    try:
-        return version("glasshouse")
-    except PackageNotFoundError:
-        return "0"
 
 
 def run(settings: Settings, lock: IO[str], fork_server: ForkServerClient) -> int:
@@ -324,7 +295,7 @@ def run(settings: Settings, lock: IO[str], fork_server: ForkServerClient) -> int
     ending = ShutdownSignals()
     follow_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM), within_s=_longest_end_s(settings))
     worker = Worker(settings, ending, lock, fork_server)
-    if problem := worker.refusal():
+    if problem := startup.refusal(settings, worker.context.database):
         sys.stderr.write(problem + "\n")
         fork_server.close()
         return 2

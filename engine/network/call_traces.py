@@ -1,8 +1,9 @@
 """Record the inputs and outputs of a layer's call for the planner."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,15 +27,6 @@ class SeenTensor:
     base_made_by: Any
     """For a view: the autograd node that created the base tensor."""
 
-    @staticmethod
-    def of(tensor: Tensor, *, owner: str, path: str, is_first: bool) -> "SeenTensor":
-        """Record a tensor now."""
-        base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
-        made_by = tensor.grad_fn
-        return SeenTensor(
-            tensor, owner, path, is_first, made_by, None if base is None else base.grad_fn
-        )
-
     @property
     def size_bytes(self) -> int:
         """Size of the whole tensor in bytes."""
@@ -57,49 +49,43 @@ class LayerCall:
             for name in [name for name, seen in side.items() if seen.path]:
                 del side[name]
 
-    def took(self, owner: str, path: str, args: Any, keywords: Any) -> None:
-        """Record the inputs of a call."""
-        for number, (name, tensor) in enumerate(input_leaves(owner, args, keywords)):
-            self.inputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
 
-    def gave(self, owner: str, path: str, output: Any) -> None:
-        """Record the outputs of a call."""
-        for number, (name, tensor) in enumerate(leaves(owner, output)):
-            self.outputs[name] = SeenTensor.of(tensor, owner=owner, path=path, is_first=number == 0)
+def seen_in(value: Iterable[tuple[str, Tensor]], owner: str, path: str) -> dict[str, SeenTensor]:
+    """Record the named tensors of a call's inputs or outputs as they are now."""
+    found: dict[str, SeenTensor] = {}
+    for name, tensor in value:
+        base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
+        base_made_by = None if base is None else base.grad_fn
+        found[name] = SeenTensor(tensor, owner, path, not found, tensor.grad_fn, base_made_by)
+    return found
 
 
 @contextmanager
 def recording(layer: str, module: nn.Module) -> Generator[LayerCall]:
     """Record one call of a layer's module and of every module inside it."""
     record, calls = LayerCall(), Calls([layer])
-    handles = [module.register_forward_pre_hook(_beginning(calls))]
+
+    def begin(_module: nn.Module, _args: Any) -> None:
+        calls.begin()
+
+    def took(path: str, _module: nn.Module, args: Any, keywords: Any) -> None:
+        owner = calls.name(path, "input")
+        record.called.add(path)
+        record.inputs |= seen_in(input_leaves(owner, args, keywords), owner, path)
+
+    def gave(path: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        owner = calls.name(path, "output")
+        record.outputs |= seen_in(leaves(owner, output), owner, path)
+
+    handles = [module.register_forward_pre_hook(begin)]
     for path, inner in module.named_modules():
-        took, gave = _hooks(record, calls, path)
-        handles.append(inner.register_forward_pre_hook(took, with_kwargs=True))
-        handles.append(inner.register_forward_hook(gave))
+        handles.append(inner.register_forward_pre_hook(partial(took, path), with_kwargs=True))
+        handles.append(inner.register_forward_hook(partial(gave, path)))
     try:
         yield record
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _beginning(calls: Calls) -> Any:
-    def hook(_module: nn.Module, _args: Any) -> None:
-        calls.begin()
-
-    return hook
-
-
-def _hooks(record: LayerCall, calls: Calls, path: str) -> tuple[Any, Any]:
-    def took(_module: nn.Module, args: Any, keywords: Any) -> None:
-        record.called.add(path)
-        record.took(calls.name(path, "input"), path, args, keywords)
-
-    def gave(_module: nn.Module, _args: Any, output: Any) -> None:
-        record.gave(calls.name(path, "output"), path, output)
-
-    return took, gave
 
 
 class GradientReach:

@@ -1,12 +1,13 @@
 """The torch functions that can be layers: an allow-list, each a small function of its inputs.
 
 Positional parameters are inputs of the layer. Keyword-only parameters are its arguments, with
-torch's names and defaults. Functions of one form are rows of a table. There are no shape suffixes,
-because these take any shape.
+torch's names and defaults. A function that torch calls in the same way is a row of the table. There
+are no shape suffixes, because these take any shape.
 """
 
 import inspect
 from collections.abc import Callable
+from inspect import Parameter
 from typing import Any, Literal
 
 import torch
@@ -14,115 +15,47 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Dims = int | list[int] | None
-FunctionTable = dict[str, Callable[..., Any]]
-"""Functions by name, each with its summary as its docstring."""
 
 
-# --- functions of one form: rows of a table -------------------------------------------------
+def _row(
+    name: str, summary: str, inputs: str = "input", *, number: str = "", **arguments: Any
+) -> Callable[..., Any]:
+    """Return torch's function of this name, with ``summary`` as its docstring.
 
+    ``inputs``: torch's names of its tensors; an optional one ends with ``?``, and ``*tensors`` is
+    any number. ``number``: the argument that a number may be given by instead of a second input.
+    ``arguments``: the type of each, or its type and default.
+    """
+    function: Callable[..., Any] = getattr(F, name, None) or getattr(torch, name)
+    names = [item.strip("*?") for item in inputs.split()]
+    typed = {key: one if isinstance(one, tuple) else (one,) for key, one in arguments.items()}
+    defaults = {key: one[1] for key, one in typed.items() if len(one) == 2}
 
-def _of_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(x: Tensor) -> Tensor:
-        return function(x)
+    def call(*given: Tensor, **args: Any) -> Any:
+        args = defaults | args
+        if inputs == "*tensors":
+            return function(given, **args)
+        if number:
+            other = args.pop(number, None)
+            if (len(given) == 1) == (other is None):
+                raise ValueError("give either a second input or the number, not both or neither")
+            return function(*given, *([] if other is None else [other]), **args)
+        return function(**dict(zip(names, given, strict=False)), **args)
 
+    def positional(item: str) -> Parameter:
+        kind = Parameter.VAR_POSITIONAL if item[0] == "*" else Parameter.POSITIONAL_ONLY
+        default = None if item[-1] == "?" else Parameter.empty
+        return Parameter(item.strip("*?"), kind, default=default)
+
+    found = [positional(item) for item in inputs.split()]
+    if number:
+        typed, defaults = {number: (float | None, None), **typed}, {number: None, **defaults}
+    for key, one in typed.items():
+        default = defaults.get(key, Parameter.empty)
+        found.append(Parameter(key, Parameter.KEYWORD_ONLY, annotation=one[0], default=default))
+    call.__name__, call.__doc__ = name, summary
+    vars(call)["__signature__"] = inspect.Signature(found)
     return call
-
-
-def _of_two(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(a: Tensor, b: Tensor) -> Tensor:
-        return function(a, b)
-
-    return call
-
-
-def _with_number(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(a: Tensor, b: Tensor | None = None, *, other: float | None = None) -> Tensor:
-        return function(a, _second(b, other))
-
-    return call
-
-
-def _along_axis(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(x: Tensor, *, dim: int) -> Tensor:
-        return function(x, dim)
-
-    return call
-
-
-def _second(b: Tensor | None, number: float | None) -> Any:
-    if (b is None) == (number is None):
-        raise ValueError("give either a second input or the number, not both or neither")
-    return b if b is not None else number
-
-
-def _axes(dim: Dims) -> int | tuple[int, ...] | None:
-    return dim if dim is None or isinstance(dim, int) else tuple(dim)
-
-
-def _rows(form: Callable[..., Callable[..., Tensor]], summaries: dict[str, str]) -> FunctionTable:
-    table: FunctionTable = {}
-    for name, summary in summaries.items():
-        table[name] = form(getattr(torch, name))
-        table[name].__name__, table[name].__doc__ = name, summary
-    return table
-
-
-# --- functions with arguments of their own ---------------------------------------------------
-
-
-def add(
-    a: Tensor, b: Tensor | None = None, *, other: float | None = None, alpha: float = 1
-) -> Tensor:
-    """``a + alpha * b``; ``other`` is a number to use instead of b."""
-    return torch.add(a, _second(b, other), alpha=alpha)
-
-
-def sub(
-    a: Tensor, b: Tensor | None = None, *, other: float | None = None, alpha: float = 1
-) -> Tensor:
-    """``a - alpha * b``; ``other`` is a number to use instead of b."""
-    return torch.sub(a, _second(b, other), alpha=alpha)
-
-
-def div(
-    a: Tensor,
-    b: Tensor | None = None,
-    *,
-    other: float | None = None,
-    rounding_mode: Literal["trunc", "floor"] | None = None,
-) -> Tensor:
-    """``a / b``; ``other`` is a number to use instead of b."""
-    return torch.div(a, _second(b, other), rounding_mode=rounding_mode)
-
-
-def pow(a: Tensor, b: Tensor | None = None, *, exponent: float | None = None) -> Tensor:  # noqa: A001 - torch's name
-    """``a`` to the power of the second input, or of the number ``exponent``."""
-    return torch.pow(a, _second(b, exponent))
-
-
-def clamp(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002 - torch's names
-    """Input clamped to [min, max]."""
-    return torch.clamp(x, min=min, max=max)
-
-
-def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """Inputs concatenated along an axis (1 is the first axis after the batch)."""
-    return torch.cat(tensors, dim=dim)
-
-
-def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """Inputs stacked along a new axis."""
-    return torch.stack(tensors, dim=dim)
-
-
-def gather(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
-    """Entries of x selected by an integer tensor along an axis."""
-    return torch.gather(x, dim, index)
-
-
-def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
-    """Slices of x selected by a vector of integers along an axis."""
-    return torch.index_select(x, dim, index)
 
 
 def masked_fill(x: Tensor, mask: Tensor, *, value: float) -> Tensor:
@@ -140,79 +73,14 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
     return torch.einsum(equation, *operands)
 
 
-def reshape(x: Tensor, *, shape: list[int]) -> Tensor:
-    """Input with another shape, including the batch axis; -1 is inferred."""
-    return torch.reshape(x, tuple(shape))
-
-
-def flatten(x: Tensor, *, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Input with a range of axes flattened into one (``start_dim=1`` keeps the batch)."""
-    return torch.flatten(x, start_dim, end_dim)
-
-
-def unflatten(x: Tensor, *, dim: int, sizes: list[int]) -> Tensor:
-    """Input with one axis split into several."""
-    return torch.unflatten(x, dim, tuple(sizes))
-
-
-def permute(x: Tensor, *, dims: list[int]) -> Tensor:
-    """Input with its axes permuted."""
-    return torch.permute(x, tuple(dims))
-
-
-def transpose(x: Tensor, *, dim0: int, dim1: int) -> Tensor:
-    """Input with two axes swapped."""
-    return torch.transpose(x, dim0, dim1)
-
-
-def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """Input times its normal cumulative distribution function."""
-    return F.gelu(x, approximate=approximate)
-
-
-def mean(x: Tensor, *, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Mean over the given axes, or over all."""
-    return torch.mean(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def sum(x: Tensor, *, dim: Dims = None, keepdim: bool = False) -> Tensor:  # noqa: A001 - torch's name
-    """Sum over the given axes, or over all."""
-    return torch.sum(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def amax(x: Tensor, *, dim: int | list[int], keepdim: bool = False) -> Tensor:
-    """Maximum over the given axes."""
-    return torch.amax(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType]
-
-
-def amin(x: Tensor, *, dim: int | list[int], keepdim: bool = False) -> Tensor:
-    """Minimum over the given axes."""
-    return torch.amin(x, dim=_axes(dim), keepdim=keepdim)  # pyright: ignore[reportArgumentType]
-
-
-def argmax(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
-    """Index of the maximum along an axis."""
-    return torch.argmax(x, dim=dim, keepdim=keepdim)
-
-
 def norm(x: Tensor, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """p-norm over the given axes, or over all."""
-    return torch.linalg.vector_norm(x, ord=p, dim=_axes(dim), keepdim=keepdim)
-
-
-def flip(x: Tensor, *, dims: list[int]) -> Tensor:
-    """Input with the given axes reversed."""
-    return torch.flip(x, dims=tuple(dims))
+    return torch.linalg.vector_norm(x, ord=p, dim=dim, keepdim=keepdim)
 
 
 def one_hot(x: Tensor, *, num_classes: int) -> Tensor:
     """Integers below ``num_classes`` as float32 one-hot vectors."""
     return F.one_hot(x, num_classes).to(torch.float32)
-
-
-def cosine_similarity(a: Tensor, b: Tensor, *, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Cosine similarity of vectors along an axis."""
-    return F.cosine_similarity(a, b, dim=dim, eps=eps)
 
 
 def scaled_dot_product_attention(
@@ -229,67 +97,12 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(query, key, value, allowed, 0.0, is_causal, scale=scale)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``; the weights are ``Parameter`` layers."""
-    return F.linear(x, weight, bias)
-
-
-def embedding(x: Tensor, weight: Tensor) -> Tensor:
-    """Rows of a weight, which is a ``Parameter`` layer, selected by integers."""
-    return F.embedding(x, weight)
-
-
-def layer_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    normalized_shape: list[int],
-    eps: float = 1e-5,
-) -> Tensor:
-    """Input normalized over its last axes to mean 0 and variance 1, times weight, plus bias."""
-    return F.layer_norm(x, list(normalized_shape), weight, bias, eps)
-
-
 def expand(x: Tensor, like: Tensor | None = None, *, sizes: list[int]) -> Tensor:
     """Input with axes of size 1 expanded: -1 keeps an axis, 0 uses the size of ``like``."""
     if like is None and 0 in sizes:
         raise ValueError("a size of 0 is that of a second input: give one")
     shape = sizes if like is None else [size or like.shape[a] for a, size in enumerate(sizes)]
     return x.expand(tuple(shape))
-
-
-def narrow(x: Tensor, *, dim: int, start: int, length: int) -> Tensor:
-    """Range of an axis."""
-    return torch.narrow(x, dim, start, length)
-
-
-def select(x: Tensor, *, dim: int, index: int) -> Tensor:
-    """One slice of an axis; the axis is removed."""
-    return torch.select(x, dim, index)
-
-
-def chunk(x: Tensor, *, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Axis split into at most ``chunks`` equal parts, the last may be smaller: ``name.0``, … ."""
-    return torch.chunk(x, chunks, dim)
-
-
-def split(
-    x: Tensor, *, split_size_or_sections: int | list[int], dim: int = 0
-) -> tuple[Tensor, ...]:
-    """Axis split into parts of given sizes: the leaves ``name.0``, ``name.1`` …."""
-    sizes = split_size_or_sections
-    return torch.split(x, sizes if isinstance(sizes, int) else list(sizes), dim)
-
-
-def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Last two axes with zeros above a diagonal."""
-    return torch.tril(x, diagonal)
-
-
-def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Last two axes with zeros below a diagonal."""
-    return torch.triu(x, diagonal)
 
 
 def positions(x: Tensor, *, dim: int = 1) -> Tensor:
@@ -303,54 +116,185 @@ def causal_mask(x: Tensor, *, dim: int = 1) -> Tensor:
     return steps[:, None] >= steps
 
 
-FUNCTIONS: FunctionTable = {
-    **_rows(_of_one, {
-        "neg": "Negation of the input.",
-        "exp": "Exponential of the input.",
-        "log": "Natural logarithm of the input.",
-        "sqrt": "Square root of the input.",
-        "abs": "Absolute value of the input.",
-        "square": "Square of the input.",
-        "reciprocal": "Reciprocal of the input: 1 / x.",
-        "sigmoid": "Logistic function of the input.",
-        "tanh": "Hyperbolic tangent of the input.",
-        "relu": "Input with negative values set to zero.",
-        "logical_not": "Whether the input is zero.",
-    }),
-    **_rows(_of_two, {
-        "matmul": "Matrix product over the last two axes.",
-        "bmm": "Batched matrix product of [B, n, m] and [B, m, p].",
-        "maximum": "Element-wise maximum of two inputs.",
-        "minimum": "Element-wise minimum of two inputs.",
-        "logical_and": "Whether both inputs are nonzero.",
-        "logical_or": "Whether either input is nonzero.",
-    }),
-    **_rows(_with_number, {
-        "mul": "Product of two inputs, or of one input and the number ``other``.",
-        "eq": "Whether two inputs, or one input and the number ``other``, are equal.",
-        "ne": "Whether two inputs, or one input and the number ``other``, differ.",
-        "lt": "Whether the first input is less than the second, or than the number ``other``.",
-        "le": "Whether the first input is less than or equal to the second, "
-        "or to the number ``other``.",
-        "gt": "Whether the first input is greater than the second, or than the number ``other``.",
-        "ge": "Whether the first input is greater than or equal to the second, "
-        "or the number ``other``.",
-    }),
-    **_rows(_along_axis, {
-        "softmax": "Softmax: values that sum to 1 along an axis.",
-        "log_softmax": "Logarithm of the softmax along an axis.",
-        "squeeze": "Input without an axis of size 1.",
-        "unsqueeze": "Input with a new axis of size 1.",
-        "cumsum": "Cumulative sum along an axis.",
-    }),
-    **{one.__name__: one for one in (
-        add, sub, div, pow, clamp, cat, stack, gather, index_select, masked_fill, where,
-        einsum, reshape, flatten, unflatten, permute, transpose, gelu, mean, sum, amax, amin,
-        argmax, norm, flip, one_hot, cosine_similarity, scaled_dot_product_attention, linear,
-        embedding, layer_norm, expand, narrow, select, chunk, split, tril, triu, positions,
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    one.__name__: one
+    for one in (
+        _row("neg", "Negation of the input."),
+        _row("exp", "Exponential of the input."),
+        _row("log", "Natural logarithm of the input."),
+        _row("sqrt", "Square root of the input."),
+        _row("abs", "Absolute value of the input."),
+        _row("square", "Square of the input."),
+        _row("reciprocal", "Reciprocal of the input: 1 / x."),
+        _row("sigmoid", "Logistic function of the input."),
+        _row("tanh", "Hyperbolic tangent of the input."),
+        _row("relu", "Input with negative values set to zero."),
+        _row("logical_not", "Whether the input is zero."),
+        _row("matmul", "Matrix product over the last two axes.", "input other"),
+        _row("bmm", "Batched matrix product of [B, n, m] and [B, m, p].", "input mat2"),
+        _row("maximum", "Element-wise maximum of two inputs.", "input other"),
+        _row("minimum", "Element-wise minimum of two inputs.", "input other"),
+        _row("logical_and", "Whether both inputs are nonzero.", "input other"),
+        _row("logical_or", "Whether either input is nonzero.", "input other"),
+        *(
+            _row(name, summary, "a b?", number="other")
+            for name, summary in {
+                "mul": "Product of two inputs, or of one input and the number ``other``.",
+                "eq": "Whether two inputs, or one input and the number ``other``, are equal.",
+                "ne": "Whether two inputs, or one input and the number ``other``, differ.",
+                "lt": "Whether the first input is less than the second, or than the number "
+                "``other``.",
+                "le": "Whether the first input is less than or equal to the second, "
+                "or to the number ``other``.",
+                "gt": "Whether the first input is greater than the second, or than the number "
+                "``other``.",
+                "ge": "Whether the first input is greater than or equal to the second, "
+                "or the number ``other``.",
+            }.items()
+        ),
+        _row("softmax", "Softmax: values that sum to 1 along an axis.", dim=int),
+        _row("log_softmax", "Logarithm of the softmax along an axis.", dim=int),
+        _row("squeeze", "Input without an axis of size 1.", dim=int),
+        _row("unsqueeze", "Input with a new axis of size 1.", dim=int),
+        _row("cumsum", "Cumulative sum along an axis.", dim=int),
+        _row(
+            "add",
+            "``a + alpha * b``; ``other`` is a number to use instead of b.",
+            "a b?",
+            number="other",
+            alpha=(float, 1),
+        ),
+        _row(
+            "sub",
+            "``a - alpha * b``; ``other`` is a number to use instead of b.",
+            "a b?",
+            number="other",
+            alpha=(float, 1),
+        ),
+        _row(
+            "div",
+            "``a / b``; ``other`` is a number to use instead of b.",
+            "a b?",
+            number="other",
+            rounding_mode=(Literal["trunc", "floor"] | None, None),
+        ),
+        _row(
+            "pow",
+            "``a`` to the power of the second input, or of the number ``exponent``.",
+            "a b?",
+            number="exponent",
+        ),
+        _row(
+            "clamp",
+            "Input clamped to [min, max].",
+            min=(float | None, None),
+            max=(float | None, None),
+        ),
+        _row(
+            "cat",
+            "Inputs concatenated along an axis (1 is the first axis after the batch).",
+            "*tensors",
+            dim=(int, 0),
+        ),
+        _row("stack", "Inputs stacked along a new axis.", "*tensors", dim=(int, 0)),
+        _row(
+            "gather",
+            "Entries of x selected by an integer tensor along an axis.",
+            "input index",
+            dim=int,
+        ),
+        _row(
+            "index_select",
+            "Slices of x selected by a vector of integers along an axis.",
+            "input index",
+            dim=int,
+        ),
+        masked_fill,
+        where,
+        einsum,
+        _row(
+            "reshape",
+            "Input with another shape, including the batch axis; -1 is inferred.",
+            shape=list[int],
+        ),
+        _row(
+            "flatten",
+            "Input with a range of axes flattened into one (``start_dim=1`` keeps the batch).",
+            start_dim=(int, 0),
+            end_dim=(int, -1),
+        ),
+        _row("unflatten", "Input with one axis split into several.", dim=int, sizes=list[int]),
+        _row("permute", "Input with its axes permuted.", dims=list[int]),
+        _row("transpose", "Input with two axes swapped.", dim0=int, dim1=int),
+        _row(
+            "gelu",
+            "Input times its normal cumulative distribution function.",
+            approximate=(Literal["none", "tanh"], "none"),
+        ),
+        _row(
+            "mean",
+            "Mean over the given axes, or over all.",
+            dim=(Dims, None),
+            keepdim=(bool, False),
+        ),
+        _row(
+            "sum", "Sum over the given axes, or over all.", dim=(Dims, None), keepdim=(bool, False)
+        ),
+        _row("amax", "Maximum over the given axes.", dim=int | list[int], keepdim=(bool, False)),
+        _row("amin", "Minimum over the given axes.", dim=int | list[int], keepdim=(bool, False)),
+        _row("argmax", "Index of the maximum along an axis.", dim=int, keepdim=(bool, False)),
+        norm,
+        _row("flip", "Input with the given axes reversed.", dims=list[int]),
+        one_hot,
+        _row(
+            "cosine_similarity",
+            "Cosine similarity of vectors along an axis.",
+            "x1 x2",
+            dim=(int, 1),
+            eps=(float, 1e-8),
+        ),
+        scaled_dot_product_attention,
+        _row(
+            "linear",
+            "``x @ weight.T + bias``; the weights are ``Parameter`` layers.",
+            "input weight bias?",
+        ),
+        _row(
+            "embedding",
+            "Rows of a weight, which is a ``Parameter`` layer, selected by integers.",
+            "input weight",
+        ),
+        _row(
+            "layer_norm",
+            "Input normalized over its last axes to mean 0 and variance 1, "
+            "times weight, plus bias.",
+            "input weight? bias?",
+            normalized_shape=list[int],
+            eps=(float, 1e-5),
+        ),
+        expand,
+        _row("narrow", "Range of an axis.", dim=int, start=int, length=int),
+        _row("select", "One slice of an axis; the axis is removed.", dim=int, index=int),
+        _row(
+            "chunk",
+            "Axis split into at most ``chunks`` equal parts, the last may be smaller: "
+            "``name.0``, … .",
+            chunks=int,
+            dim=(int, 0),
+        ),
+        _row(
+            "split",
+            "Axis split into parts of given sizes: the leaves ``name.0``, ``name.1`` ….",
+            "tensor",
+            split_size_or_sections=int | list[int],
+            dim=(int, 0),
+        ),
+        _row("tril", "Last two axes with zeros above a diagonal.", diagonal=(int, 0)),
+        _row("triu", "Last two axes with zeros below a diagonal.", diagonal=(int, 0)),
+        positions,
         causal_mask,
-    )},
-}  # fmt: skip
+    )
+}
 
 
 class Function(nn.Module):

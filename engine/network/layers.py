@@ -1,24 +1,32 @@
 """Run the layers of a network in order.
 
-A ReLU and the pooling after it may run as a pair. Depends on torch, not on graphs.
+A ReLU and the pooling after it may run as a pair. A segment of layers recomputes its activations in
+the backward pass to save memory. Depends on torch, not on graphs.
 """
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.core.precision import in_float32
 from engine.core.tensor_names import host_lengths_of, leaves, root
 from engine.native import pooling
-from engine.network.activation_checkpointing import Segment
 from engine.network.lengths import Lengths, TakesLengths
 from engine.optim.output_gradient_clipping import OutputClips
 
 OF_ONE_TYPE = (nn.Bilinear, nn.EmbeddingBag)
 """Their inputs must have the dtype of their parameters, which torch.autocast does not ensure."""
 _STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+Leaves = dict[str, Tensor]
+Made = dict[str, Tensor | Leaves]
+"""The outputs of layers, by name: a tensor, or several tensors by their names."""
 
 
 class LayerFailed(Exception):
@@ -40,14 +48,14 @@ def call(module: nn.Module, inputs: Sequence[Any], lengths: Lengths | None = Non
     return module(*inputs) if lengths is None else module(*inputs, lengths=lengths)
 
 
-def cut(output: Any) -> Any:
-    """Detach the tensors of an output."""
+def changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return an output with each of its tensors changed; a list becomes a tuple."""
     if isinstance(output, Tensor):
-        return output.detach()
+        return change(output)
     if isinstance(output, Mapping):
-        return {key: cut(item) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: changed(item, change) for key, item in output.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(output, (tuple, list)):
-        return tuple(cut(item) for item in output)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(changed(item, change) for item in output)  # pyright: ignore[reportUnknownVariableType]
     return output
 
 
@@ -106,16 +114,6 @@ class Step(NamedTuple):
     """Whether its module takes its inputs unchanged."""
 
     @property
-    def first(self) -> str:
-        """The first layer: itself."""
-        return self.name
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The modules that it calls."""
-        return (self.module,)
-
-    @property
     def reads(self) -> tuple[str, ...]:
         """The names of all values that it needs."""
         if self.lengths is None:
@@ -128,7 +126,7 @@ class Step(NamedTuple):
         if self.clips is not None:
             for _, tensor in leaves(self.name, output):
                 self.clips.watch(self.name, tensor)
-        return cut(output) if self.cuts else output
+        return changed(output, Tensor.detach) if self.cuts else output
 
     def _call(self, values: Mapping[str, Tensor]) -> Any:
         given = [values[source] for source in self.inputs]
@@ -152,16 +150,6 @@ class Pair(NamedTuple):
 
     relu: Step
     pool: Step
-
-    @property
-    def first(self) -> str:
-        """The first layer."""
-        return self.relu.name
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The modules that it calls."""
-        return (self.relu.module, self.pool.module)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -236,3 +224,86 @@ def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:
             if next(step.module.parameters(), None) is None:
                 same_memory.add(step.name)
     return False
+
+
+class Segment:
+    """A run of layers of which only the inputs stay in memory: activation checkpointing.
+
+    Uses torch.utils.checkpoint (non-reentrant). The backward pass recomputes the rest with the same
+    random numbers. Hooks do not run for the recomputation, and buffers keep their values.
+    """
+
+    def __init__(self, items: Sequence[Step]) -> None:
+        self.items = tuple(items)
+        self.name = self.items[0].name
+        made = {item.name for item in self.items}
+        self.reads = tuple(dict.fromkeys(name for item in self.items for name in item.reads))
+        finished = (name for item in self.items for name in item.finished)
+        self.finished = tuple(name for name in finished if name not in made)
+        """Layers outside the segment whose output is no longer needed after it."""
+        found = (inner for item in self.items for inner in item.module.modules())
+        self.modules = tuple(dict.fromkeys(found))
+        self._is_again = False
+
+    def run(self, values: Mapping[str, Tensor]) -> Made:
+        """Return the outputs of its layers that later layers read."""
+        given = {name: values[name] for name in self.reads if name in values}
+        if not torch.is_grad_enabled():
+            return self._forward([*given], *given.values())
+        found: Made = checkpoint(
+            partial(self._forward, [*given]),
+            *given.values(),
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), self._again()),
+        )
+        return found
+
+    def _forward(self, names: Sequence[str], *tensors: Tensor) -> Made:
+        values = dict(zip(names, tensors, strict=True))
+        tuples: dict[str, Leaves] = {}
+        run_all(self.items, values, tuples, bare=self._is_again)
+        made = (item.name for item in self.items)
+        return {name: tuples.get(name, values[name]) for name in made if name in values}
+
+    @contextlib.contextmanager
+    def _again(self) -> Generator[None]:
+        """Disable hooks in this context, and discard its changes to buffers."""
+        hooks = [
+            (vars(module), name, vars(module)[name])
+            for module in self.modules
+            for name in _HOOKS
+            if vars(module)[name]
+        ]
+        buffers = [
+            (module._buffers, name, buffer)  # pyright: ignore[reportPrivateUsage]
+            for module in self.modules
+            for name, buffer in module._buffers.items()  # pyright: ignore[reportPrivateUsage]
+            if buffer is not None
+        ]
+        self._is_again = True
+        for owner, name, _ in hooks:
+            owner[name] = OrderedDict()
+        for owner, name, buffer in buffers:
+            owner[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            self._is_again = False
+            for owner, name, kept in (*hooks, *buffers):
+                owner[name] = kept
+
+
+def segmented(items: Sequence[Step], kept_at: Iterable[str]) -> list[Step | Segment]:
+    """Group the items between two checkpoint boundaries into segments.
+
+    Items before the first boundary, and from the last one on, stay as they are.
+    """
+    begins, is_inside = {*kept_at}, False
+    found: list[Step | Segment] = []
+    part: list[Step] = []
+    for item in items:
+        if item.name in begins:
+            found += [Segment(part)] if is_inside and part else part
+            part, is_inside = [], True
+        part.append(item)
+    return found + part

@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from engine.core import arguments
 from engine.core.tensor_names import root
-from engine.network.activation_checkpointing import Segment, segmented
 from engine.network.layer_types import build_layer, layer_parameters
-from engine.network.layers import OF_ONE_TYPE, LayerFailed, Pair, Step, in_pairs, run_all
+from engine.network.layers import (
+    OF_ONE_TYPE,
+    LayerFailed,
+    Pair,
+    Segment,
+    Step,
+    in_pairs,
+    run_all,
+    segmented,
+)
 from engine.optim.output_gradient_clipping import OutputClips
 from glasshouse.spec import Graph, Layer
 
@@ -83,7 +91,7 @@ class Network(nn.Module):
             )
             self._steps.append(step)
 
-        self._usual = segmented(self._steps, kept_at, run_all)
+        self._usual = segmented(self._steps, kept_at)
         # Hooks do not run in a recomputation, so a pair could run in another order than before.
         self._paired = self._usual if kept_at else in_pairs(self._steps, wanted)
         self._plan: Sequence[Step | Pair | Segment] = self._usual

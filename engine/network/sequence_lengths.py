@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import lengths_of, root
@@ -36,12 +36,10 @@ def assign_lengths(
             _check_asked(position, item, fields, traced, findings)
     if not any(shape.is_sequence for shape in fields.values()):
         return traced
-    growth = _growth(fields)
-    longer = _trace_longer(traced, fields, growth, batch_size)
+    grown = _Grown(traced, fields, batch_size)
     for position, item in enumerate(traced.layers):
         if takes_lengths(item.layer.type) and item.layer.name not in asked:
-            axes = _Axes(item, traced, longer)
-            _assign(position, item, axes, (fields, growth), findings)
+            _assign(position, item, grown, findings)
     return traced
 
 
@@ -73,60 +71,12 @@ def steps_of(
     """
     if not any(shape.is_sequence for shape in fields.values()):
         return {}
-    growth = _growth(fields)
-    longer = _trace_longer(traced, fields, growth, batch_size)
+    grown = _Grown(traced, fields, batch_size)
     found: dict[str, Steps] = {}
     for name in names:
-        before, after = traced.values[name], longer.values[name]
-        if axes := _grown(before, after):
-            field = _field_of(before, after, 1, (fields, growth)) if axes == [1] else None
-            found[name] = Steps(axes, field)
+        if axes := grown.axes(name):
+            found[name] = Steps(axes, grown.field_of(name, 1) if axes == [1] else None)
     return found
-
-
-def _growth(fields: Mapping[str, FieldShape]) -> dict[str, int]:
-    """Return how many steps longer each sequence is in the second trace: unique per field."""
-    names = [name for name, shape in fields.items() if shape.is_sequence]
-    return {name: 1 + 64 * number for number, name in enumerate(names)}
-
-
-def _trace_longer(
-    traced: Trace, fields: Mapping[str, FieldShape], growth: dict[str, int], batch_size: int
-) -> Trace:
-    try:
-        return _trace_grown(traced, fields, growth, batch_size)
-    except SpecProblems as error:
-        if _shrink(fields, growth):
-            with contextlib.suppress(SpecProblems):
-                return _trace_grown(traced, fields, growth, batch_size)
-        why = "a batch is padded to its longest row, and the network fits one length only"
-        findings = Findings()
-        for item in error.problems:
-            detail = f"{why}; pool over the steps. With rows one step longer: {item.detail}"
-            findings.problem(item.pointer, detail, "length")
-        raise SpecProblems(findings.problems) from error
-
-
-def _shrink(fields: Mapping[str, FieldShape], growth: dict[str, int]) -> bool:
-    """Make sequences shorter instead of longer; return False if the rows are too short for it.
-
-    This is for a network that accepts shorter rows but no longer ones.
-    """
-    fewer = {name: -(2**number) for number, name in enumerate(growth)}
-    if any(fields[name].shape[0] + less < 1 for name, less in fewer.items()):
-        return False
-    growth.update(fewer)
-    return True
-
-
-def _trace_grown(
-    traced: Trace, fields: Mapping[str, FieldShape], growth: Mapping[str, int], batch_size: int
-) -> Trace:
-    grown = dict(fields)
-    for name, more in growth.items():
-        first, *rest = fields[name].shape
-        grown[name] = replace(fields[name], shape=(first + more, *rest))
-    return trace(traced.graph(), grown, batch_size, Findings())
 
 
 def _check_asked(
@@ -158,61 +108,83 @@ def _check_asked(
     item.layer = layer.model_copy(update={"lengths": name})
 
 
-class _Axes:
-    """A layer's input in both traces."""
+class _Grown:
+    """A graph's trace beside one with rows of other lengths."""
 
-    def __init__(self, item: TracedLayer, traced: Trace, longer: Trace) -> None:
-        counted = layers_with_lengths()[item.layer.type].counted_input
-        name = (item.layer.inputs or ("",))[counted]
-        self.before, self.after = traced.values[name], longer.values[name]
-        is_first = item.layer.type in _RECURRENT and not item.layer.args.get("batch_first")
-        self.steps = 0 if is_first else 1
-        """The axis that the layer treats as the steps."""
+    def __init__(self, traced: Trace, fields: Mapping[str, FieldShape], batch_size: int) -> None:
+        """Trace with longer rows, or with shorter ones if the network accepts no longer ones.
+
+        Raises:
+            SpecProblems: the network fits rows of one length only.
+        """
+        self._traced, self._fields, self._batch_size = traced, fields, batch_size
+        names = [name for name, shape in fields.items() if shape.is_sequence]
+        self._growth = {name: 1 + 64 * number for number, name in enumerate(names)}
+        """How many steps longer each sequence is in the second trace: unique per field."""
+        try:
+            self._other = self._trace()
+        except SpecProblems as error:
+            longer = error
+        else:
+            return
+        self._growth = {name: -(2**number) for number, name in enumerate(names)}
+        if all(fields[name].shape[0] + less >= 1 for name, less in self._growth.items()):
+            with contextlib.suppress(SpecProblems):
+                self._other = self._trace()
+                return
+        why = "a batch is padded to its longest row, and the network fits one length only"
+        findings = Findings()
+        for item in longer.problems:
+            detail = f"{why}; pool over the steps. With rows one step longer: {item.detail}"
+            findings.problem(item.pointer, detail, "length")
+        raise SpecProblems(findings.problems) from longer
+
+    def _trace(self) -> Trace:
+        grown = dict(self._fields)
+        for name, more in self._growth.items():
+            first, *rest = grown[name].shape
+            grown[name] = replace(grown[name], shape=(first + more, *rest))
+        return trace(self._traced.graph(), grown, self._batch_size, Findings())
+
+    def shapes(self, name: str) -> tuple[torch.Size, torch.Size]:
+        """Return a value's shape in both traces."""
+        return self._traced.values[name].shape, self._other.values[name].shape
+
+    def axes(self, name: str) -> list[int]:
+        """Return the axes of a value whose length differs in the second trace."""
+        both = zip(*self.shapes(name), strict=True)
+        return [axis for axis, (old, new) in enumerate(both) if old != new]
+
+    def field_of(self, name: str, axis: int) -> str | None:
+        """Return the field whose steps an axis runs over: equal lengths in both traces."""
+        before, after = self.shapes(name)
+        if axis >= len(before):
+            return None
+        more = after[axis] - before[axis]
+        for field, number in self._growth.items():
+            if number == more and self._fields[field].shape[0] == before[axis]:
+                return field
+        return None
 
 
-def _assign(
-    position: int,
-    item: TracedLayer,
-    axes: _Axes,
-    known: tuple[Mapping[str, FieldShape], Mapping[str, int]],
-    findings: Findings,
-) -> None:
-    grown = _grown(axes.before, axes.after)
-    if not grown:
+def _assign(position: int, item: TracedLayer, grown: _Grown, findings: Findings) -> None:
+    name = (item.layer.inputs or ("",))[layers_with_lengths()[item.layer.type].counted_input]
+    is_first = item.layer.type in _RECURRENT and not item.layer.args.get("batch_first")
+    steps = 0 if is_first else 1  # the axis that the layer treats as the steps
+    axes = grown.axes(name)
+    if not axes:
         return
     pointer = f"/network/layers/{position}"
     about = f"layer {item.layer.name!r} ({item.layer.type})"
-    if axes.steps == 0 and grown == [1]:
+    if steps == 0 and axes == [1]:
         detail = f"{about} takes axis 0 for the steps, and they are axis 1: set batch_first to true"
         findings.problem(f"{pointer}/args/batch_first", detail, "batch_first")
         return
-    field = _field_of(axes.before, axes.after, axes.steps, known)
-    if grown != [axes.steps] or field is None:
-        detail = f"{about} takes an input of shape {list(axes.before.shape)}, whose steps are not"
+    field = grown.field_of(name, steps)
+    if axes != [steps] or field is None:
+        shape = list(grown.shapes(name)[0])
+        detail = f"{about} takes an input of shape {shape}, whose steps are not"
         detail += " those of one sequence field; name the layer's lengths"
         findings.problem(f"{pointer}/lengths", detail, "no_lengths")
         return
     item.layer = item.layer.model_copy(update={"lengths": lengths_of(field)})
-
-
-def _grown(before: Tensor, after: Tensor) -> list[int]:
-    """Return the axes whose length differs in the second trace."""
-    both = zip(before.shape, after.shape, strict=True)
-    return [axis for axis, (old, new) in enumerate(both) if old != new]
-
-
-def _field_of(
-    before: Tensor,
-    after: Tensor,
-    axis: int,
-    known: tuple[Mapping[str, FieldShape], Mapping[str, int]],
-) -> str | None:
-    """Return the field whose steps an axis runs over: equal lengths in both traces."""
-    fields, growth = known
-    if axis >= before.dim():
-        return None
-    more = int(after.shape[axis] - before.shape[axis])
-    for name, number in growth.items():
-        if number == more and fields[name].shape[0] == before.shape[axis]:
-            return name
-    return None

@@ -20,10 +20,10 @@ from engine.core.arguments import Parameter
 from engine.core.precision import dtype_name
 from engine.core.problems import Findings, SpecProblems
 from engine.core.tensor_names import leaves, lengths_of, root, values_of
-from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording
+from engine.network.call_traces import LayerCall, SeenTensor, meta_sum, recording, seen_in
 from engine.network.functions import FUNCTIONS, num_inputs
 from engine.network.layer_types import build_layer, layer_like, layer_parameters
-from engine.network.layers import call, cut
+from engine.network.layers import call, changed
 from engine.network.network import inputs_of, parameter_counts
 from engine.network.own_layers.attention import PositionEmbedding, TiedEmbedding
 from glasshouse.spec import Graph, Layer
@@ -243,13 +243,14 @@ class _LayerTrace:
             module = self.first.module if self.first else self._build(converted)
             with recording(self.layer.name, module) as record:
                 output = self._call(module, inputs, converted, record)
-        output = cut(output) if self.layer.stop_gradient else output
+        if self.layer.stop_gradient:
+            output = changed(output, Tensor.detach)
         outputs = dict(leaves(self.layer.name, output))
         if not outputs:
             self._fail(self.pointer, "its output holds no tensor", "no_output")
         is_followed = bool(record.called)
         if not is_followed:
-            record.gave(self.layer.name, "", output)
+            record.outputs |= seen_in(leaves(self.layer.name, output), self.layer.name, "")
         layer = self.layer.model_copy(update={"args": given, "inputs": tuple(self.names)})
         return TracedLayer(layer, module, outputs, 0, record, is_followed)
 
@@ -286,7 +287,8 @@ class _LayerTrace:
             if size is None:
                 detail = f"{self.layer.type} needs the argument {name!r}"
                 if name in INFERRED:
-                    detail += f", which does not follow from an input of shape {_shape(inputs[0])}"
+                    shape = list(inputs[0].shape)
+                    detail += f", which does not follow from an input of shape {shape}"
                 self._fail(f"{self.pointer}/args/{name}", detail, "missing_argument")
             given[name] = cast(JsonValue, size)
         order = {name: number for number, name in enumerate(known)}
@@ -314,12 +316,18 @@ class _LayerTrace:
             record.forget_inside()
             with contextlib.suppress(_NoTrial):
                 output = _trial(self.layer.type, args, inputs)
-                return _depending(output, meta_sum([*inputs, *module.parameters()]))
+                source = meta_sum([*inputs, *module.parameters()])
+
+                def depending(item: Tensor) -> Tensor:
+                    """Let gradients flow through an output, as it depends on the inputs."""
+                    return item.detach() + source.to(item.dtype) if item.requires_grad else item
+
+                return changed(output, depending)
             self._misfit(module, inputs, cause)
 
     def _misfit(self, module: nn.Module, inputs: Sequence[Tensor], cause: Exception) -> NoReturn:
         came = ", ".join(
-            f"{_shape(item)} ({dtype_name(item.dtype)}) from {name!r}"
+            f"{list(item.shape)} ({dtype_name(item.dtype)}) from {name!r}"
             for name, item in zip(self.names, inputs, strict=True)
         )
         wanted = wanted_shape(module)
@@ -368,7 +376,15 @@ def _trial(layer_type: str, args: dict[str, Any], inputs: Sequence[Tensor]) -> A
         output = call(module, small)
     except Exception as cause:
         raise _NoTrial from cause
-    return _grown(output, num_rows)
+
+    def grown(item: Tensor) -> Tensor:
+        shape = list(item.shape)
+        if shape and shape[0] == _TINY_BATCH:
+            shape[0] = num_rows
+        made = torch.empty(shape, dtype=item.dtype, device="meta")
+        return made.requires_grad_() if item.requires_grad else made
+
+    return changed(output, grown)
 
 
 def tiny(item: Tensor) -> Tensor:
@@ -378,31 +394,6 @@ def tiny(item: Tensor) -> Tensor:
         raise _NoTrial
     made = torch.zeros(shape, dtype=item.dtype)
     return made.requires_grad_() if item.requires_grad else made
-
-
-def _grown(output: Any, num_rows: int) -> Any:
-    if isinstance(output, Tensor):
-        shape = list(output.shape)
-        if shape and shape[0] == _TINY_BATCH:
-            shape[0] = num_rows
-        grown = torch.empty(shape, dtype=output.dtype, device="meta")
-        return grown.requires_grad_() if output.requires_grad else grown
-    if isinstance(output, (tuple, list)):
-        return tuple(_grown(item, num_rows) for item in output)  # pyright: ignore[reportUnknownVariableType]
-    return output
-
-
-def _depending(output: Any, source: Tensor) -> Any:
-    """Return tensors that depend on the layer's inputs, so that gradients flow through them."""
-    if isinstance(output, Tensor):
-        return output.detach() + source.to(output.dtype) if output.requires_grad else output
-    if isinstance(output, (tuple, list)):
-        return tuple(_depending(item, source) for item in output)  # pyright: ignore[reportUnknownVariableType]
-    return output
-
-
-def _shape(item: Tensor) -> list[int]:
-    return list(item.shape)
 
 
 def _first(cause: BaseException) -> str:
@@ -445,41 +436,32 @@ def inferred_size(
     return [shape[where]] if name == "normalized_shape" else shape[where]
 
 
+_IDS = "integers in [0, {num_embeddings})"
+_WANTED: dict[type[nn.Module] | str, str] = {
+    nn.Bilinear: "[batch, …, {in1_features}] and [batch, …, {in2_features}]",
+    PositionEmbedding: "[batch, at most {num_embeddings} steps, …]",
+    TiedEmbedding: f"{_IDS} or [batch, …, {{embedding_dim}}]",
+    nn.Embedding: _IDS,
+    nn.EmbeddingBag: _IDS,
+    "in_channels": "[batch, {in_channels}, {axes}]",
+    "normalized_shape": "[batch, …, {last_axes}]",
+    "in_features": "[batch, …, {in_features}]",
+    "input_size": "[batch, …, {input_size}]",
+    "embed_dim": "[batch, …, {embed_dim}]",
+    "num_features": "[batch, {num_features}, …]",
+    "num_channels": "[batch, {num_channels}, …]",
+}
+"""The input shape that a layer takes, by its class or an attribute of it; the first counts."""
+
+
 def wanted_shape(module: nn.Module) -> str | None:
     """Return the input shape that a layer takes, in words; None if the layer does not define it."""
-
-    def size(name: str) -> Any:
-        return getattr(module, name, None)
-
-    if isinstance(module, nn.Bilinear):
-        return f"[batch, …, {size('in1_features')}] and [batch, …, {size('in2_features')}]"
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return _wanted_by_embedding(module)
-    if size("in_channels") is not None:
-        axes = ["length", "height, width", "depth, height, width"][len(size("kernel_size")) - 1]
-        return f"[batch, {size('in_channels')}, {axes}]"
-    if size("normalized_shape") is not None:
-        return f"[batch, …, {', '.join(map(str, size('normalized_shape')))}]"
-    for name, form in _WANTED.items():
-        if size(name) is not None:
-            return form.format(size(name))
+    sizes = {name: value for name, value in vars(module).items() if value is not None}
+    if "in_channels" in sizes:
+        axes = ["length", "height, width", "depth, height, width"]
+        sizes["axes"] = axes[len(sizes["kernel_size"]) - 1]
+    sizes["last_axes"] = ", ".join(map(str, sizes.get("normalized_shape", ())))
+    for kind, text in _WANTED.items():
+        if kind in sizes if isinstance(kind, str) else isinstance(module, kind):
+            return text.format_map(sizes)
     return None
-
-
-def _wanted_by_embedding(module: nn.Embedding | nn.EmbeddingBag) -> str:
-    most = module.num_embeddings
-    if isinstance(module, PositionEmbedding):
-        return f"[batch, at most {most} steps, …]"
-    ids = f"integers in [0, {most})"
-    return (
-        f"{ids} or [batch, …, {module.embedding_dim}]" if isinstance(module, TiedEmbedding) else ids
-    )
-
-
-_WANTED = {
-    "in_features": "[batch, …, {}]",
-    "input_size": "[batch, …, {}]",
-    "embed_dim": "[batch, …, {}]",
-    "num_features": "[batch, {}, …]",
-    "num_channels": "[batch, {}, …]",
-}

@@ -24,14 +24,13 @@ from engine.core import arguments
 from engine.core.problems import Findings, one
 from engine.core.snapshot import State
 from engine.optim.dense_and_sparse import DenseAndSparse
-from engine.optim.optimizers import build_optimizer
+from engine.optim.optimizers import build_optimizer, class_of
 from engine.optim.parameter_options import scales, set_arguments
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
 from glasshouse.spec import Args, Optimizer, Scheduler, Spec
 from glasshouse.spec.error_messages import said
 from glasshouse.spec.strict import TorchName
-from glasshouse.suggestions import did_you_mean
 
 _REFUSED = dict.fromkeys(
     ("LambdaLR", "MultiplicativeLR"),
@@ -83,22 +82,22 @@ class InverseTimeLR(lr_scheduler.LRScheduler):
         return [base * factor for base in self.base_lrs]
 
 
-_AS_IT_IS = contextlib.nullcontext()
 Torch = Any  # an LRScheduler, or ReduceLROnPlateau, a subclass whose step() has other arguments
 
 
 @cache
 def scheduler_classes() -> dict[str, type[Any]]:
     """Return every scheduler of torch that JSON can describe, by name."""
-    found = {name: item for name, item in vars(lr_scheduler).items() if _is_scheduler(item)}
+    found = {
+        name: item
+        for name, item in vars(lr_scheduler).items()
+        if isinstance(item, type)
+        and issubclass(item, lr_scheduler.LRScheduler)
+        and item is not lr_scheduler.LRScheduler
+        and not item.__name__.startswith("_")
+    }
     found |= {"SWALR": swa_utils.SWALR, "InverseTimeLR": InverseTimeLR}
     return {name: found[name] for name in sorted(found) if name not in _REFUSED}
-
-
-def _is_scheduler(item: Any) -> bool:
-    if not (isinstance(item, type) and issubclass(item, lr_scheduler.LRScheduler)):
-        return False
-    return item is not lr_scheduler.LRScheduler and not item.__name__.startswith("_")
 
 
 def scheduler_parameters(name: str) -> dict[str, arguments.Parameter]:
@@ -179,14 +178,7 @@ def _members(args: Mapping[str, Any], pointer: str) -> list[ParameterGroup]:
 
 
 def _class_of(name: str, pointer: str) -> type[Any]:
-    if name in _REFUSED:
-        raise one(pointer, f"{name} cannot be used: {_REFUSED[name]}", "unsupported")
-    found = scheduler_classes().get(name)
-    if found is None:
-        known = scheduler_classes()
-        meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
-        raise one(pointer, f"torch has no scheduler {name!r}{meant}", "unknown")
-    return found
+    return class_of(name, scheduler_classes(), _REFUSED, pointer, "torch has no scheduler")
 
 
 def build_scheduler(
@@ -203,10 +195,13 @@ def build_scheduler(
     cls = _class_of(name, f"{pointer}/type")
     known = scheduler_parameters(name)
     given = {key: value for key, value in args.items() if key != "schedulers"}
-    converted = arguments.check(known, given, f"{pointer}/args", name)
+    checked = arguments.check(known, given, f"{pointer}/args", name)
     for missing in arguments.missing(known, dict(args)):
         raise one(f"{pointer}/args/{missing}", f"{name} needs the argument {missing!r}", "missing")
-    converted = {key: _listed(value) for key, value in converted.items()}
+    converted = {
+        key: [*value] if isinstance(value, tuple) else value  # torch's schedulers want lists
+        for key, value in checked.items()
+    }
     converted |= _of_groups(converted, scales(optimizer))
 
     def make(**some: Any) -> Torch:
@@ -235,11 +230,6 @@ def _of_groups(args: Mapping[str, Any], scales: Sequence[float]) -> dict[str, li
         return {}
     found = {name: args[name] for name in _RATES if isinstance(args.get(name), (int, float))}
     return {name: [rate * scale for scale in scales] for name, rate in found.items()}
-
-
-def _listed(value: Any) -> Any:
-    """Convert tuples to lists: torch's schedulers expect lists where other classes take tuples."""
-    return [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
 
 
 def check_scheduler(
@@ -311,13 +301,13 @@ class LearningRate:
         for unit, units in past.items():
             self._counts[unit] += units
         if self._spec.metric is None:
-            with self._unscaled() if self._scaled else _AS_IT_IS:
+            with self._unscaled():
                 self._go_on(past[self._spec.unit])
 
     def judge(self, figures: Mapping[str, float]) -> None:
         """Pass an evaluation's metrics to a scheduler that reacts to one."""
         if self._spec.metric is not None:
-            with self._unscaled() if self._scaled else _AS_IT_IS:
+            with self._unscaled():
                 self._scheduler.step(figures[self._spec.metric])
 
     def base(self, half: torch.optim.Optimizer) -> float:

@@ -3,10 +3,9 @@
 Depends on torch, not on data or jobs.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from glasshouse.spec import Optimizer
 from glasshouse.suggestions import did_you_mean
 
 AT_SPARSE = "/optimizer/sparse"
+_OPTIMIZERS = "torch.optim has no optimizer"
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times per step through a closure, and a step here is "
     "one forward and one backward pass; choose another, for example SGD with momentum",
@@ -45,30 +45,48 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
     Raises:
         SpecProblems: torch has no such optimizer, or it refuses its arguments or the parameters.
     """
-    if optimizer.type in _REFUSED:
-        detail = f"{optimizer.type} cannot be used: {_REFUSED[optimizer.type]}"
-        raise one(f"{at}/type", detail, "unsupported")
-    cls = optimizer_classes().get(optimizer.type)
-    if cls is None:
-        known = optimizer_classes()
-        detail = f"torch.optim has no optimizer {optimizer.type!r}"
-        detail += did_you_mean(optimizer.type, known) or f"; it has: {', '.join(known)}"
-        raise one(f"{at}/type", detail, "unknown")
-    known = arguments.parameters(cls)
-    pointer = f"{at}/args"
-    args = arguments.check(known, dict(optimizer.args), pointer, optimizer.type)
-    for name in arguments.missing(known, args):
-        raise one(f"{pointer}/{name}", f"{optimizer.type} needs the argument {name!r}", "missing")
+    cls = class_of(optimizer.type, optimizer_classes(), _REFUSED, f"{at}/type", _OPTIMIZERS)
+    args = checked(arguments.parameters(cls), optimizer.args, f"{at}/args", optimizer.type)
     learned = list(parameters)
+
+    def attempt(**some: Any) -> Any:
+        return cls(learned, **some)
+
     try:
-        return cls(learned, **args)
+        return attempt(**args)
     except Exception as cause:  # too short a tuple of betas raises IndexError
-
-        def attempt(**some: Any) -> Any:
-            return cls(learned, **some)
-
-        where = arguments.blame(attempt, args, pointer) if args else at
+        where = arguments.blame(attempt, args, f"{at}/args") if args else at
         raise one(where, f"{optimizer.type} refuses: {cause}", "args") from cause
+
+
+def class_of(
+    name: str, known: Mapping[str, Any], refused: Mapping[Any, str], pointer: str, what: str
+) -> Any:
+    """Return what torch has by a name; ``what``: where torch has it, for the error message.
+
+    Raises:
+        SpecProblems: torch has none of this name, or it cannot be used.
+    """
+    if name in refused:
+        raise one(pointer, f"{name} cannot be used: {refused[name]}", "unsupported")
+    if name not in known:
+        meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
+        raise one(pointer, f"{what} {name!r}{meant}", "unknown")
+    return known[name]
+
+
+def checked(
+    known: dict[str, arguments.Parameter], given: Mapping[str, Any], pointer: str, name: str
+) -> dict[str, Any]:
+    """Return checked and converted arguments; none that ``name`` needs is missing.
+
+    Raises:
+        SpecProblems: an argument is missing or does not fit.
+    """
+    args = arguments.check(known, dict(given), pointer, name)
+    for missing in arguments.missing(known, args):
+        raise one(f"{pointer}/{missing}", f"{name} needs the argument {missing!r}", "missing")
+    return args
 
 
 def sparse_parameters(network: nn.Module) -> set[str]:
@@ -107,24 +125,20 @@ def try_optimizer(
         SpecProblems: the optimizer cannot step with these parameters and arguments.
     """
     learned = {name: item for name, item in network.named_parameters() if item.requires_grad}
-    sparse = {
-        name: _decayed(optimizer.of_sparse, decays.get(name))
-        for name in sparse_parameters(network)
-        if name in learned
-    }
-    dense = [item for name, item in learned.items() if name not in sparse]
-    where = _build_all(optimizer, dense, [learned[name] for name in sparse])
-    if sparse or optimizer.type == "SparseAdam":
-        for one_of in {item.model_dump_json(): item for item in sparse.values()}.values():
-            _try_tiny(one_of, num_sparse=1, num_dense=0, at=where)
-        _try_tiny(optimizer, num_sparse=0, num_dense=len(dense))
-    args = json.dumps(optimizer.args, sort_keys=True)
-    return {
-        name: _state_like_tiny(sparse[name], item.shape, 1)
-        if name in sparse
-        else dict(_state_of(optimizer.type, args, item.shape, item.dtype))
-        for name, item in learned.items()
-    }
+    sparse = [name for name in sparse_parameters(network) if name in learned]
+    dense = [name for name in learned if name not in sparse]
+    where = _build_all(optimizer, [learned[name] for name in dense], [learned[n] for n in sparse])
+    state_of = cache(partial(_tiny_state, optimizer))
+    states: States = {}
+    for name in [*sparse, *dense]:
+        shape = learned[name].shape
+        if name in sparse:
+            own = _decayed(optimizer.of_sparse, decays.get(name))
+            small, kept = _tiny_state(own, len(shape), is_sparse=True, at=where)
+        else:
+            small, kept = state_of(len(shape))
+        states[name] = {key: _grown(item, small, shape) for key, item in kept.items()}
+    return {name: states[name] for name in learned}
 
 
 def _build_all(optimizer: Optimizer, dense: Sequence[Any], sparse: Sequence[Any]) -> str:
@@ -158,36 +172,6 @@ def num_state_bytes(states: States) -> int:
     return sum(item.num_bytes for kept in states.values() for item in kept.values())
 
 
-@lru_cache(maxsize=4096)
-def _state_of(
-    name: str, args: str, shape: torch.Size, dtype: torch.dtype
-) -> dict[str, StateTensor]:
-    """Return the optimizer state of one parameter, found by stepping once."""
-    optimizer = Optimizer(type=name, args=json.loads(args))
-    copy = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
-    copy.grad = torch.empty_like(copy)
-    made = build_optimizer(optimizer, [copy])
-    try:
-        made.step()
-    except MemoryError:
-        raise
-    except Exception as cause:  # some read a number of their state: use tiny real parameters
-        return _state_like_tiny(optimizer, shape, 0, cause)
-    return _kept(made)
-
-
-def _state_like_tiny(
-    optimizer: Optimizer, shape: torch.Size, num_sparse: int, cause: Exception | None = None
-) -> dict[str, StateTensor]:
-    """Return one parameter's optimizer state, derived from a tiny one with as many axes."""
-    small = _PRIMES[: len(shape)] if len(shape) <= len(_PRIMES) else (2,) * len(shape)
-    num_dense = 1 - num_sparse
-    kept = _try_tiny(
-        optimizer, num_sparse=num_sparse, num_dense=num_dense, shape=small, cause=cause
-    )
-    return {key: _grown(item, small, shape) for key, item in kept.items()}
-
-
 def _grown(kept: StateTensor, small: Sequence[int], shape: torch.Size) -> StateTensor:
     """Scale axes as long as the tiny parameter's to the parameter's length; keep axes of 1."""
     tried, item_bytes = kept.layout or ((), 0)
@@ -198,47 +182,29 @@ def _grown(kept: StateTensor, small: Sequence[int], shape: torch.Size) -> StateT
     return StateTensor(math.prod(grown) * item_bytes, (grown, item_bytes))
 
 
-def _try_tiny(
-    optimizer: Optimizer,
-    *,
-    num_sparse: int,
-    num_dense: int,
-    shape: Sequence[int] = (8, 8),
-    cause: Exception | None = None,
-    at: str = "/optimizer",
-) -> dict[str, StateTensor]:
-    """Step once on tiny parameters; return the optimizer state of one of them."""
-    tiny_ones = [nn.Parameter(torch.ones(tuple(shape))) for _ in range(min(num_sparse, 1))]
-    for item in tiny_ones:
-        item.grad = torch.ones(tuple(shape)).to_sparse(1)
-    for _ in range(min(num_dense, 1)):
-        tiny_ones.append(nn.Parameter(torch.ones(tuple(shape))))
-        tiny_ones[-1].grad = torch.ones(tuple(shape))
-    if not tiny_ones:
-        return {}
-    made = build_optimizer(optimizer, tiny_ones)
+def _tiny_state(
+    optimizer: Optimizer, num_axes: int, *, is_sparse: bool = False, at: str = "/optimizer"
+) -> tuple[tuple[int, ...], dict[str, StateTensor]]:
+    """Step once on a tiny parameter; return its shape, and the tensors and numbers of its state."""
+    shape = _PRIMES[:num_axes] if num_axes <= len(_PRIMES) else (2,) * num_axes
+    tiny = nn.Parameter(torch.ones(shape))
+    tiny.grad = torch.ones(shape).to_sparse(1) if is_sparse else torch.ones(shape)
+    made = build_optimizer(optimizer, [tiny])
     try:
         made.step()
     except Exception as error:
-        kind = "sparse" if num_sparse else "such"
+        kind = "sparse" if is_sparse else "such"
         reason = str(error).splitlines()[0]
         detail = f"{optimizer.type} cannot update {kind} parameters with these arguments: {reason}"
-        if num_sparse and optimizer.type not in SPARSE_TYPES:
+        if is_sparse and optimizer.type not in SPARSE_TYPES:
             detail += f". {', '.join(SPARSE_TYPES)} take sparse gradients: choose one of them for"
             detail += ' all, or for these alone, "sparse": {"type": "SparseAdam"} beside it'
-        elif optimizer.type == "SparseAdam" and not num_sparse:
+        elif optimizer.type == "SparseAdam" and not is_sparse:
             detail += '. Choose one for the others, with "sparse": {"type": "SparseAdam"} beside it'
-        raise one(at, detail, "optimizer") from cause or error
-    return _kept(made)
-
-
-def _kept(made: torch.optim.Optimizer) -> dict[str, StateTensor]:
-    """Return the tensors and numbers in the state of an optimizer of one parameter."""
+        raise one(at, detail, "optimizer") from error
     found: dict[str, StateTensor] = {}
-    for entries in made.state.values():
-        for key, item in entries.items():
-            tensor = as_tensor(item)
-            if tensor is not None:
-                layout = tuple(tensor.shape), tensor.element_size()
-                found[key] = StateTensor(tensor.numel() * tensor.element_size(), layout)
-    return found
+    for key, item in made.state[tiny].items():
+        if (tensor := as_tensor(item)) is not None:
+            item_bytes = tensor.element_size()  # a momentum may be sparse, and grows dense
+            found[key] = StateTensor(tensor.numel() * item_bytes, (tuple(tensor.shape), item_bytes))
+    return shape, found

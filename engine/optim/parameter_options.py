@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from engine.core import arguments
 from engine.core.problems import Findings, SpecProblems, one
 from engine.optim.dense_and_sparse import SPARSE_TYPES, DenseAndSparse, half_of, join_rows
-from engine.optim.optimizers import AT_SPARSE, build_optimizer, sparse_parameters
-from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit, PerParameter
+from engine.optim.optimizers import AT_SPARSE, build_optimizer, checked, sparse_parameters
+from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit
 
 _RATES = ("lr_scale", "weight_decay", "l1")
 _SCALE, _OWN = "lr_scale", "own"
@@ -45,11 +45,15 @@ def owned(graph: Graph, network: nn.Module) -> Iterator[OwnedParameters]:
             yield OwnedParameters(position, layer, modules[layer.name])
 
 
-def number_for(spec: PerParameter | None, name: str) -> float | None:
-    """Return an option's value for one parameter of its layer; None: not set."""
+def value_for(spec: Any, name: str) -> Any:
+    """Return an option's value for one parameter of its layer; None: not set.
+
+    ``spec``: one value for all, or values by globs, of which the first that matches counts.
+    """
     if not isinstance(spec, dict):
         return spec
-    return next((value for glob, value in spec.items() if fnmatchcase(name, glob)), None)
+    known: Mapping[str, Any] = spec
+    return next((value for glob, value in known.items() if fnmatchcase(name, glob)), None)
 
 
 # --- groups of parameters --------------------------------------------------------------------
@@ -93,8 +97,8 @@ def parameter_groups(
     others: dict[tuple[float, float | None], list[nn.Parameter]] = {}
     for item in owned(graph, network):
         for name, parameter in item.parameters().items():
-            scale = number_for(item.layer.lr_scale, name)
-            own = 1.0 if scale is None else scale, number_for(item.layer.weight_decay, name)
+            scale = value_for(item.layer.lr_scale, name)
+            own = 1.0 if scale is None else scale, value_for(item.layer.weight_decay, name)
             is_meant = names is None or f"{item.layer.name}.{name}" in names
             if parameter.requires_grad and is_meant:
                 kept = base if own == (1.0, None) else others.setdefault(own, [])
@@ -136,7 +140,7 @@ def own_decays(graph: Graph, network: nn.Module) -> dict[str, float]:
         f"{item.layer.name}.{name}": own
         for item in owned(graph, network)
         for name in item.parameters()
-        if (own := number_for(item.layer.weight_decay, name)) is not None
+        if (own := value_for(item.layer.weight_decay, name)) is not None
     }
 
 
@@ -158,18 +162,16 @@ def penalise(
     found: dict[float, list[nn.Parameter]] = {}
     for item in owned(graph, network):
         for name, parameter in item.parameters().items():
-            own = number_for(item.layer.l1, name)
+            own = value_for(item.layer.l1, name)
             rate = l1 if own is None else own
             is_meant = f"{item.layer.name}.{name}" not in without
             if parameter.requires_grad and rate and is_meant:
                 found.setdefault(rate, []).append(parameter)
-    if found:
-        optimizer.register_step_pre_hook(_adding(found))
+    if not found:
+        return
 
-
-def _adding(found: Mapping[float, Sequence[nn.Parameter]]) -> Callable[..., None]:
     @torch.no_grad()
-    def hook(_optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
+    def add(_optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
         for rate, parameters in found.items():
             there = [item for item in parameters if item.grad is not None]
             if there:
@@ -177,7 +179,7 @@ def _adding(found: Mapping[float, Sequence[nn.Parameter]]) -> Callable[..., None
                 gradients = [item.grad for item in there]
                 torch._foreach_add_(gradients, signs, alpha=rate)  # pyright: ignore
 
-    return hook
+    optimizer.register_step_pre_hook(add)
 
 
 # --- initial values --------------------------------------------------------------------------
@@ -199,14 +201,9 @@ def fill(graph: Graph, network: nn.Module) -> None:
         if item.layer.init is None:
             continue
         for name, parameter in item.parameters().items():
-            if (spec := _init_for(item.layer, name)) is not None:
+            if (spec := value_for(item.layer.init, name)) is not None:
                 _made(spec, "")(parameter)
         _keep_padding(item.module)
-
-
-def _init_for(layer: Layer, name: str) -> ParameterInit | None:
-    found = (layer.init or {}).items()
-    return next((spec for glob, spec in found if fnmatchcase(name, glob)), None)
 
 
 def _made(spec: ParameterInit, pointer: str) -> Callable[[Tensor], object]:
@@ -217,10 +214,7 @@ def _made(spec: ParameterInit, pointer: str) -> Callable[[Tensor], object]:
         raise one(f"{pointer}/type", detail, "unknown")
     known = arguments.read_signature(function)
     known.pop("tensor", None)
-    args = arguments.check(known, dict(spec.args), f"{pointer}/args", spec.type)
-    for name in arguments.missing(known, args):
-        detail = f"{spec.type} needs the argument {name!r}"
-        raise one(f"{pointer}/args/{name}", detail, "missing")
+    args = checked(known, spec.args, f"{pointer}/args", spec.type)
     return lambda tensor: function(tensor, **args)
 
 
@@ -250,6 +244,8 @@ def check_options(
     for item in owned(graph, network):
         is_sparse = any(f"{item.layer.name}.{name}" in sparse for name in item.parameters())
         _check_layer(item, sparse_takes if is_sparse else takes, findings)
+        for name, parameter in item.parameters().items():
+            _try_init(item, name, parameter, findings)
         if optimizer.of_sparse.type in SPARSE_TYPES:  # others fail for more than their decay
             _check_sparse(item, rates, sparse, at, findings)
 
@@ -273,7 +269,6 @@ def _check_layer(item: OwnedParameters, takes: Mapping[str, Any], findings: Find
     if layer.weight_decay is not None and "weight_decay" not in takes:
         detail = "cannot have a weight_decay: the optimizer knows none"
         _refuse(findings, f"{pointer}/weight_decay", layer, detail, "no_argument")
-    _check_init(item, pointer, findings)
 
 
 def _check_sparse(
@@ -288,7 +283,7 @@ def _check_sparse(
         if f"{item.layer.name}.{name}" not in sparse or not parameter.requires_grad:
             continue
         for option, of_all in rates.items():
-            own = number_for(getattr(item.layer, option), name)
+            own = value_for(getattr(item.layer, option), name)
             if of_all if own is None else own:
                 of_job = "/optimizer/l1" if option == "l1" else f"{at}/args/{option}"
                 pointer = of_job if own is None else f"/network/layers/{item.position}/{option}"
@@ -313,18 +308,12 @@ def _check_globs(
         left = [name for name in left if not fnmatchcase(name, glob)]
 
 
-def _check_init(item: OwnedParameters, pointer: str, findings: Findings) -> None:
-    for name, parameter in item.parameters().items():
-        found = (item.layer.init or {}).items()
-        for glob, spec in found:
-            if fnmatchcase(name, glob):
-                _try_init(spec, f"{pointer}/init/{glob}", name, parameter, findings)
-                break
-
-
-def _try_init(
-    spec: ParameterInit, pointer: str, name: str, parameter: Tensor, findings: Findings
-) -> None:
+def _try_init(item: OwnedParameters, name: str, parameter: Tensor, findings: Findings) -> None:
+    known = item.layer.init or {}
+    glob = next((glob for glob in known if fnmatchcase(name, glob)), None)
+    if glob is None:
+        return
+    spec, pointer = known[glob], f"/network/layers/{item.position}/init/{glob}"
     try:
         function = _made(spec, pointer)
     except SpecProblems as error:

@@ -85,7 +85,9 @@ class BatchPlan:
         name = bucket_field(wanted, data.fields)
         pointer = f"{_POINTER}/field"
         if name is None:
-            detail = "no field is a sequence" if not self._has_sequences() else "name the field"
+            shapes = self._shapes.values()
+            has_any = any(shape.is_sequence and not shape.is_sparse for shape in shapes)
+            detail = "name the field" if has_any else "no field is a sequence"
             findings.problem(_POINTER, f"{detail} whose lengths count", "no_sequence")
             return None
         if name not in self._shapes or not self._shapes[name].is_sequence:
@@ -101,9 +103,6 @@ class BatchPlan:
             else:
                 findings.warn(f"{_POINTER}/max_tokens", detail, "too_long")
         return name
-
-    def _has_sequences(self) -> bool:
-        return any(shape.is_sequence and not shape.is_sparse for shape in self._shapes.values())
 
     @property
     def num_steps(self) -> int | None:

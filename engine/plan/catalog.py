@@ -81,28 +81,26 @@ def _module_inputs(cls: type[nn.Module]) -> dict[str, int | None]:
 
 
 def _losses() -> list[dict[str, Any]]:
-    return [
-        _entry(name, _summary(name, known, other_losses().get(name)), known, _module_inputs(cls))
-        for name, cls in loss_classes().items()
-        for known in [arguments.parameters(cls)]
-    ]
+    found: list[dict[str, Any]] = []
+    for name, cls in loss_classes().items():
+        known = arguments.parameters(cls)
+        summary = _summary(name, known, other_losses().get(name))
+        found.append(_entry(name, summary, known, _module_inputs(cls)))
+    return found
 
 
 def _optimizers() -> list[dict[str, Any]]:
-    return [
-        _entry(name, _in_words(name, known), known, None)
-        for name, cls in optimizer_classes().items()
-        for known in [arguments.parameters(cls)]
-    ]
+    known = {name: arguments.parameters(cls) for name, cls in optimizer_classes().items()}
+    return [_entry(name, _in_words(name, item), item, None) for name, item in known.items()]
 
 
 def _schedulers() -> list[dict[str, Any]]:
-    return [
-        _entry(name, _in_words(name, known, owner), known, None)
-        for name in scheduler_classes()
-        for owner in ["our" if name == "InverseTimeLR" else "torch's"]
-        for known in [scheduler_parameters(name)]
-    ]
+    found: list[dict[str, Any]] = []
+    for name in scheduler_classes():
+        known = scheduler_parameters(name)
+        owner = "our" if name == "InverseTimeLR" else "torch's"
+        found.append(_entry(name, _in_words(name, known, owner), known, None))
+    return found
 
 
 _METRICS = {

@@ -69,7 +69,9 @@ def _check_order(asked: Sequence[str], names: Sequence[str], findings: Findings)
 
 def _check_once(layers: Sequence[Layer], findings: Findings) -> None:
     for layer in layers:
-        if (reason := _only_once(layer)) is not None:
+        has_norm = layer.args.get("max_norm") is not None
+        if layer.stateful or has_norm:
+            reason = "is stateful" if layer.stateful else "changes its weights by max_norm"
             detail = f"layer {layer.name!r} {reason}, and cannot be computed twice: name the layer"
             findings.problem(AT, f"{detail} after it first, or one before it last", "once")
 
@@ -83,12 +85,6 @@ def _check_overwritten(
                 detail = f"layer {names[end]!r} works in place on what is there before {name!r}: "
                 detail += f"name a layer after {names[end]!r}, or leave out its inplace"
                 findings.problem(f"{AT}/{number}", detail, "in_place")
-
-
-def _only_once(layer: Layer) -> str | None:
-    if layer.stateful:
-        return "is stateful"
-    return "changes its weights by max_norm" if layer.args.get("max_norm") is not None else None
 
 
 def _counted(

@@ -30,10 +30,6 @@ def batch_of(shapes: Mapping[str, FieldShape], num_rows: int) -> dict[str, Tenso
     return found
 
 
-def _num_bytes(item: Tensor) -> int:
-    return item.numel() * item.element_size()
-
-
 def memory(  # noqa: PLR0913 (each is a head)
     traced: Trace,
     network: nn.Module,
@@ -55,7 +51,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     step's earlier batches exist all along. ``waiting_bytes``: batches of a step that are in memory
     before it begins.
     """
-    parameters = sum(_num_bytes(item) for item in [*network.parameters(), *network.buffers()])
+    parameters = sum(item.nbytes for item in [*network.parameters(), *network.buffers()])
     storages = {
         item.untyped_storage()._cdata: item.untyped_storage().nbytes()  # pyright: ignore[reportPrivateUsage]
         for item in traced.output_leaves().values()
@@ -63,7 +59,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     sparse = sparse_parameters(network)  # its gradients cover only the rows that were read
     dense = [item for name, item in network.named_parameters() if name not in sparse]
     learned = [item for item in dense if item.requires_grad]
-    gradients = sum(_num_bytes(item) for item in learned) if training else 0
+    gradients = sum(item.nbytes for item in learned) if training else 0
     activations = sum(storages.values())
     if step_bytes is not None:
         activations = max(0, step_bytes - (0 if keeps_gradients else gradients))

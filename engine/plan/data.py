@@ -190,15 +190,13 @@ def encoded(
         if not isinstance(field, IntegerField) or field.classes is not None:
             continue
         (column,) = field_columns(name, field)
-        found = [_described(meta, column) for meta in metas]
+        found: list[Mapping[str, Any]] = [
+            next((item for item in meta["columns"] if item["name"] == column), {}) for meta in metas
+        ]
         classes = _classes(name, field, found, before.get(name), findings)
         if classes is not None:
             made[name] = field.model_copy(update={"classes": classes, "dim": len(classes)})
     return made
-
-
-def _described(meta: Meta, name: str) -> Mapping[str, Any]:
-    return next((column for column in meta["columns"] if column["name"] == name), {})
 
 
 def _classes(

@@ -39,8 +39,12 @@ def plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict
     steps = stepwise(traced, shapes, batch_size)
     _check_outputs(spec, wanted, traced, (batch_size, steps), findings)
     findings.stop()
+    update: dict[str, Any] = {"outputs": tuple(wanted)}
+    if spec.data is not None:
+        full = plan_data.with_sizes(fields, shapes)
+        update["data"] = spec.data.model_copy(update={"fields": full})
     return {
-        "spec": _resolved(spec, wanted, fields, shapes).model_dump(mode="json"),
+        "spec": spec.model_copy(update=update).model_dump(mode="json"),
         **table(traced),
         "memory": memory(traced, traced.network(), 0, data_bytes=data_bytes, training=False),
         "probes": [],
@@ -71,7 +75,6 @@ def _inputs(
 
 
 def _pruned(graph: Graph, wanted: Sequence[str]) -> Graph:
-    """Return the part of a graph that is needed."""
     layers = tuple(needed_layers(graph, wanted))
     if not layers:
         raise one("/outputs", "none of these is a layer of the network", "unknown_layer")
@@ -178,16 +181,3 @@ def _check_class_axis(spec: InferJob, name: str, shape: torch.Size, findings: Fi
         if field != "value":
             detail = f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
             findings.problem(f"/fields/{position}", detail, "no_class_axis")
-
-
-def _resolved(
-    spec: InferJob,
-    wanted: Sequence[str],
-    fields: Mapping[str, Field],
-    shapes: Mapping[str, FieldShape],
-) -> InferJob:
-    update: dict[str, Any] = {"outputs": tuple(wanted)}
-    if spec.data is not None:
-        full = plan_data.with_sizes(fields, shapes)
-        update["data"] = spec.data.model_copy(update={"fields": full})
-    return spec.model_copy(update=update)

@@ -172,7 +172,6 @@ def _has_steps(compared: _Compared, lengths: str) -> bool:
 
 
 def _check_asked(name: str, compared: _Compared, traced: Trace, findings: Findings) -> None:
-    """Check the lengths that a loss names."""
     pointer, found = f"{compared.pointer}/lengths", traced.values.get(name)
     kind = compared.loss.type
     if found is None:
@@ -224,15 +223,15 @@ def _check_rows(
     """Warn of a loss that compares rows with each other: it differs by batch size."""
     if not (_is_split(spec) or spec.evaluate) or isinstance(compared.criterion, nn.CTCLoss):
         return
-    if all(_count(shape, batch_size) < 2 for shape in _shapes_of(compared, compared.operands)):
+    known = _shapes_of(compared, compared.operands)
+    if all([*shape].count(batch_size) < 2 for shape in known):
         return
     try:
         larger = trace(traced.graph(), compared.shapes, batch_size + 1, Findings())
     except SpecProblems:  # it fits batches of one size only, and fails at another
         return
     operands = [larger.values[name] for name in compared.loss.inputs]
-    before, after = (_shapes_of(compared, found) for found in (compared.operands, operands))
-    for old, new in zip(before, after, strict=True):
+    for old, new in zip(known, _shapes_of(compared, operands), strict=True):
         if sum(a != b for a, b in zip(old, new, strict=True)) > 1:
             detail = f"{compared.loss.type} compares the rows of a batch with each other (shape"
             detail += f" {list(old)} for {batch_size} rows): the losses of evaluations depend on"
@@ -249,10 +248,6 @@ def _shapes_of(compared: _Compared, operands: Sequence[Tensor]) -> list[torch.Si
     except Exception:  # no meta kernel: the inputs alone
         return shapes
     return [*shapes, unreduced.shape]
-
-
-def _count(shape: torch.Size, num_rows: int) -> int:
-    return [*shape].count(num_rows)
 
 
 def _check_targets(spec: TrainJob, compared: _Compared, traced: Trace, findings: Findings) -> None:

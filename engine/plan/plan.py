@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engine.checkpoint.checkpoint import check_shapes
 from engine.core.problems import Findings, SpecProblems, one
@@ -41,7 +41,7 @@ from engine.probes.tensors.slices import planned
 from engine.probes.watched.select import GradientPoints, check_loss_name, check_phase, select
 from engine.probes.watched.watchable import Watchable, check_cuts, everything
 from engine.training.memory import check_memory
-from glasshouse.errors import FieldProblem, SpecFailed
+from glasshouse.errors import SpecFailed
 from glasshouse.spec import (
     Field,
     InferJob,
@@ -82,14 +82,13 @@ def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
     try:
         found = _plan_sources(spec.model_copy(update={"network": graph}), datasets, trained_by)
     except SpecProblems as error:
-        raise SpecProblems([_of_preset(item) for item in error.problems]) from error
+        problems = [
+            replace(item, pointer=_of_preset_pointer(item.pointer)) for item in error.problems
+        ]
+        raise SpecProblems(problems) from error
     for warning in found["warnings"]:
         warning["pointer"] = _of_preset_pointer(warning["pointer"])
     return found
-
-
-def _of_preset(problem: FieldProblem) -> FieldProblem:
-    return replace(problem, pointer=_of_preset_pointer(problem.pointer))
 
 
 def _of_preset_pointer(pointer: str) -> str:
@@ -114,14 +113,33 @@ def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
-    batch_plan, shapes = _batch_plan(spec, datasets, shapes, findings)
-    spec, traced, loss = _traced(spec, shapes, batch_plan.batch_size, findings)
-    series = _check_series(spec, traced, shapes, datasets, findings)
+    meta = datasets[spec.data.whole.dataset]
+    data_memory.check_streaming(spec.data, meta, findings)
+    findings.stop()
+    num_rows = data_memory.rows_of(spec.data.whole, meta)
+    shapes = plan_data.limited(spec.data, shapes, findings)
+    batch_plan = BatchPlan(spec, meta, shapes, num_rows, findings)
+    findings.stop()
+    traced = trace(spec.network, shapes, batch_plan.batch_size, findings)
+    traced = assign_lengths(traced, shapes, batch_plan.batch_size, findings)
+    findings.stop()
+    spec, loss = plan_losses(spec, shapes, traced, batch_plan.batch_size, findings)
+    _check_metrics(spec, shapes, traced, findings)
+    findings.stop()
+    judged = spec.data.validation or spec.data.whole
+    num_judged = data_memory.rows_of(judged, datasets[judged.dataset])
+    series = epoch_metrics.check(spec, traced, shapes, num_judged, findings)
+    findings.stop()
     network = traced.network()
-    _check_learning(spec, traced, network, loss, findings)
+    check_options(traced.graph(), network, spec.optimizer, findings)
+    check_stateful(spec, findings)
+    check_cuts(traced, loss, findings)
+    findings.stop()
     states = try_optimizer(spec.optimizer, network, own_decays(spec.network, network))
     batch = partial(batch_of, shapes, batch_plan.batch_size)
-    resolved = _resolved(spec, traced, batch_plan.pace, batch, findings)
+    whole = spec.model_copy(update={"network": traced.graph()})
+    whole = _scheduled(whole, batch_plan.pace, findings)
+    resolved = settle_kept(whole, wanted(whole), batch, findings)
     _check_start(resolved, trained_by, findings)
     _check_run(resolved, batch_plan.num_rows, network, findings)
     watchable = cache(partial(everything, spec, traced, network, loss, states))
@@ -179,71 +197,6 @@ def _sized(
     return spec.model_copy(update={"data": data}), datasets, shapes
 
 
-def _batch_plan(
-    spec: TrainJob, datasets: Metas, shapes: dict[str, FieldShape], findings: Findings
-) -> tuple[BatchPlan, dict[str, FieldShape]]:
-    """Return the batch plan, and the shapes of fields in batches."""
-    data = spec.data
-    meta = datasets[data.whole.dataset]
-    data_memory.check_streaming(data, meta, findings)
-    findings.stop()
-    num_rows = data_memory.rows_of(data.whole, meta)
-    shapes = plan_data.limited(data, shapes, findings)
-    batch_plan = BatchPlan(spec, meta, shapes, num_rows, findings)
-    findings.stop()
-    return batch_plan, shapes
-
-
-def _traced(
-    spec: TrainJob, shapes: Mapping[str, FieldShape], batch_size: int, findings: Findings
-) -> tuple[TrainJob, Trace, Tensor]:
-    """Return the job with resolved losses, the trace of a batch, and its loss."""
-    traced = trace(spec.network, shapes, batch_size, findings)
-    traced = assign_lengths(traced, shapes, batch_size, findings)
-    findings.stop()
-    spec, loss = plan_losses(spec, shapes, traced, batch_size, findings)
-    _check_metrics(spec, shapes, traced, findings)
-    findings.stop()
-    return spec, traced, loss
-
-
-def _check_series(
-    spec: TrainJob,
-    traced: Trace,
-    shapes: Mapping[str, FieldShape],
-    datasets: Metas,
-    findings: Findings,
-) -> dict[str, list[str]]:
-    """Check the epoch metrics on the rows that they evaluate."""
-    judged = spec.data.validation or spec.data.whole
-    num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
-    series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
-    findings.stop()
-    return series
-
-
-def _check_learning(
-    spec: TrainJob, traced: Trace, network: nn.Module, loss: Tensor, findings: Findings
-) -> None:
-    """Check the gradients that the parameters get."""
-    check_options(traced.graph(), network, spec.optimizer, findings)
-    check_stateful(spec, findings)
-    check_cuts(traced, loss, findings)
-    findings.stop()
-
-
-def _resolved(
-    spec: TrainJob,
-    traced: Trace,
-    pace: BatchCounts | None,
-    batch: Callable[[], dict[str, Tensor]],
-    findings: Findings,
-) -> TrainJob:
-    """Return the job with everything filled in that it left open."""
-    whole = spec.model_copy(update={"network": traced.graph()})
-    return settle_kept(_scheduled(whole, pace, findings), wanted(whole), batch, findings)
-
-
 def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
     """Check that the initial weights are those of such a network."""
     if spec.init is None or trained_by is None:
@@ -269,13 +222,15 @@ def _check_metrics(
         if metric.is_of_torchmetrics:
             continue
         both = f"{list(scores.shape)} and {list(target.shape)}"
+        field = shapes.get(metric.inputs[1])
+        dim = (field.dim if field else None) or 0
         if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
             detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
             findings.problem(f"{pointer}/inputs", f"{detail} [rows], not {both}", "shape")
         elif metric.top_k > scores.shape[1]:
             detail = f"top_k is {metric.top_k}, and there are {scores.shape[1]} classes"
             findings.problem(f"{pointer}/top_k", detail, "top_k")
-        elif (dim := _dim(shapes.get(metric.inputs[1]))) > scores.shape[1]:
+        elif dim > scores.shape[1]:
             detail = f"field {metric.inputs[1]!r} has {dim} classes, the scores {scores.shape[1]}"
             findings.problem(f"{pointer}/inputs/1", detail, "classes")
     names = metric_names(spec.metrics)
@@ -283,10 +238,6 @@ def _check_metrics(
         findings.problem(
             "/metrics", "two metrics have the same name; remove or name one", "duplicate"
         )
-
-
-def _dim(field: FieldShape | None) -> int:
-    return 0 if field is None else field.dim or 0
 
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:

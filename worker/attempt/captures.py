@@ -136,12 +136,16 @@ class Drain:
                 if self._closing:
                     return
                 record = self._waiting[0]
-            lot, error = self._attempt(record)
+            lot, problem = None, None
+            try:
+                lot = self._store(record)
+            except Exception as error:  # the supervisor reports it; a dead thread would hang it
+                problem = error
             with self._changed:
                 if not self._waiting or self._waiting[0] is not record:
                     continue  # abandoned, and counted
-                if error is not None:
-                    self._error = error
+                if problem is not None:
+                    self._error = problem
                     return
                 if lot is None:
                     self._changed.wait(_RETRY_S)
@@ -150,30 +154,25 @@ class Drain:
                 self._finished.append(lot)
                 self._progress_at = time.monotonic()
 
-    def _attempt(self, record: dict[str, Any]) -> tuple[CapturedTensors | None, Exception | None]:
-        """Store the tensors of a record. Return no lot and no error if the disk is full now."""
+    def _store(self, record: dict[str, Any]) -> CapturedTensors | None:
+        """Store the tensors of a record. Return None if the disk is full now."""
         if self._space is not None and self._space.short("artifacts"):
             # what is left is for losses and checkpoints
-            return _lost(record, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), None
-        try:
-            return self._store(record), None
-        except OSError as error:
-            if error.errno in NO_SPACE and not self._hurry:
-                _log.warning("disk_full")
-                return None, None
-            _log.warning("captures_dropped", error=str(error))
-            return _lost(record, error), None
-        except Exception as error:  # the supervisor reports it; a dead thread would hang the job
-            return None, error
-
-    def _store(self, record: dict[str, Any]) -> CapturedTensors:
+            return _lost(record, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         if self._ring is None:
             raise ValueError("the rank has no ring")
         key = new_key(self._claim)
-        failpoint("capture.write")
-        with self._artifacts.receive(key) as path:
-            write_file(path, record, self._ring)
-        failpoint("capture.stored")
+        try:
+            failpoint("capture.write")
+            with self._artifacts.receive(key) as path:
+                write_file(path, record, self._ring)
+            failpoint("capture.stored")
+        except OSError as error:
+            if error.errno in NO_SPACE and not self._hurry:
+                _log.warning("disk_full")
+                return None
+            _log.warning("captures_dropped", error=str(error))
+            return _lost(record, error)
         return in_file(self._claim, stored(record, key), key, end=int(record["end"]))
 
 

@@ -35,38 +35,27 @@ class Folding:
 
     def turn(self) -> None:
         """Do one piece of work if one is due. Never raise: training and its records come first."""
-        if self._over or (self._work is None and not self._due()):
-            return
-        self._advance()
+        if self._work is None:
+            if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+                return
+            self._looked_at = time.monotonic()
+        self._advance(unfolded_stats.is_due)
 
     def finish(self) -> None:
         """Fold what is left after the job has ended; give up if the database is unavailable."""
-        while not self._over and (self._work is not None or self._left()):
-            if not self._advance():
-                return
+        while self._advance(unfolded_stats.is_left):
+            pass
 
-    def _due(self) -> bool:
-        if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+    def _advance(self, begins: Callable[[Transaction, str], bool]) -> bool:
+        """Continue the fold by one piece, or begin one. Return False if nothing was done."""
+        if self._over:
             return False
-        self._looked_at = time.monotonic()
-        return self._ask(unfolded_stats.is_due)
-
-    def _left(self) -> bool:
-        return self._ask(unfolded_stats.is_left)
-
-    def _ask(self, question: Callable[[Transaction, str], bool]) -> bool:
         try:
-            with self._database.read() as tx:
-                return question(tx, self._owner.job)
-        except AWAY as error:
-            _log.warning("database_unavailable", error=str(error))
-            return False
-
-    def _advance(self) -> bool:
-        """Continue the fold by one piece, or begin one. Return False if it failed."""
-        if self._work is None:
-            self._work = self._fold()
-        try:
+            if self._work is None:
+                with self._database.read() as tx:
+                    if not begins(tx, self._owner.job):
+                        return False
+                self._work = self._fold()
             next(self._work)
         except StopIteration:
             self._work = None

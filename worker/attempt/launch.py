@@ -1,46 +1,76 @@
-"""Starts the rank of one attempt through the fork server, and ends all its processes."""
+"""Starts the rank of one attempt in a directory of its own, and ends all its processes."""
 
+import contextlib
+import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from glasshouse import processes
+from glasshouse import jsonio, processes
+from glasshouse.errors import (
+    CheckpointMissing,
+    CheckpointNotFound,
+    DataFailed,
+    DatasetNotFound,
+    DeviceFailed,
+    DiskFull,
+    JobNotFound,
+    StorageFailed,
+)
 from glasshouse.failpoints import failpoint
-from models.jobs.leases import Claim
-from models.tables import Job
-from worker.attempt import workplace
+from glasshouse.spec.data import sources_in
+from models.database import Transaction
+from models.fleet import workers
+from models.jobs import attempts, checkpoints, commands, jobs
+from models.observations import probes
+from models.storage import datasets
+from models.tables import Checkpoint, Device
+from worker.attempt.captures import NO_SPACE
 from worker.attempt.control import CommandDelivery
-from worker.context import WorkerContext
+from worker.attempt.resume import Attempt
 from worker.devices.usage import Usage
 from worker.processes.fork_server import ForkServerLost
-from worker.processes.rank import Rank, RankStop
-from worker.processes.rank_registry import RankRegistry
+from worker.processes.rank import Rank, RankRegistry
 
 _log: Any = structlog.get_logger()
 _WAIT_S = 1.0
+_TERA = {
+    "NVIDIA H200": 66.9,
+    "NVIDIA H100 80GB HBM3": 66.9,
+    "NVIDIA H100 PCIe": 51.2,
+    "NVIDIA A100-SXM4-40GB": 19.5,
+    "NVIDIA A100-SXM4-80GB": 19.5,
+    "NVIDIA A100-PCIE-40GB": 19.5,
+    "NVIDIA A100 80GB PCIe": 19.5,
+    "NVIDIA A40": 37.4,
+    "NVIDIA A30": 10.3,
+    "NVIDIA A10": 31.2,
+    "NVIDIA L40S": 91.6,
+    "NVIDIA L40": 90.5,
+    "NVIDIA L4": 30.3,
+    "NVIDIA GeForce RTX 4090": 82.6,
+    "NVIDIA GeForce RTX 3090": 35.6,
+    "Tesla T4": 8.1,
+    "Tesla V100-SXM2-16GB": 15.7,
+    "Tesla V100-SXM2-32GB": 15.7,
+    "Tesla V100-PCIE-16GB": 14.0,
+    "Tesla V100-PCIE-32GB": 14.0,
+}
+"""Peak TFLOP/s of CUDA devices from the data sheets, float32 without tensor cores."""
 
 
 class Launch:
     """Starts the rank of one attempt and ends it."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        claim: Claim,
-        job: Job,
-        directory: Path,
-        control: CommandDelivery,
-    ) -> None:
-        self._context = context
-        self._claim = claim
-        self._job = job
-        self._dir = directory
+    def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
+        self._attempt = attempt
         self._control = control
-        self._register = RankRegistry(context.work)
-        self._devices = [str(device["id"]) for device in job.devices]
+        self._register = RankRegistry(attempt.context.work)
+        self._devices = [str(device["id"]) for device in attempt.job.devices]
         self._rank: Rank | None = None
         self.resumes = False
         """Whether the rank resumes from a checkpoint."""
@@ -51,7 +81,7 @@ class Launch:
         self.is_stuck = False
         """Whether a process of the attempt cannot be ended; then no job gets its devices."""
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> tuple[Rank, RankStop]:
+    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
         """Fork the rank; call ``meanwhile`` repeatedly while the fork server is not ready.
 
         ``ring``: the name of the shared memory for whole tensors.
@@ -60,29 +90,24 @@ class Launch:
             ForkServerLost: the fork server died, or the worker stops.
             RunFailure: data of the job is gone, or the work directory cannot be written.
         """
-        context, settings = self._context, self._context.settings
+        context = self._attempt.context
         env = context.with_retries(lambda: self._prepare(ring))
         while not context.fork_server.wait_ready(_WAIT_S):
             meanwhile()
             if context.stopping.is_set():
                 raise ForkServerLost("the worker stops")
         failpoint("rank.fork")
-        self._rank = rank = context.fork_server.fork(self._dir, env)
+        self._rank = rank = context.fork_server.fork(self._attempt.directory, env)
         failpoint("rank.forked")
         try:
             self._register.note(rank.identity, self._devices)
         except OSError as error:
-            raise workplace.unwritable(error) from error
+            raise _unwritable(error) from error
         gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
         self.usage = Usage(rank.identity.pid, gpus)
         failpoint("rank.noted")
         _log.info("rank_started", pid=rank.identity.pid)
-        return rank, RankStop(
-            rank,
-            grace_s=settings.grace_s,
-            kill_s=settings.kill_s,
-            unkillable_s=settings.unkillable_s,
-        )
+        return rank
 
     def abandon(self) -> None:
         """Give up on a rank that SIGKILL has not ended; its devices stay withheld."""
@@ -98,7 +123,7 @@ class Launch:
             self.usage.close()
         if rank is None:
             return
-        kill_s = self._context.settings.kill_s
+        kill_s = self._attempt.context.settings.kill_s
         if gently and rank.wait(0) is None:
             rank.signal(signal.SIGTERM)
             rank.wait(kill_s)
@@ -113,13 +138,114 @@ class Launch:
 
     def _give_up(self, rank: Rank) -> None:
         self.is_stuck = True
-        self._register.give_up(rank.identity)
+        self._register.note(rank.identity, self._devices, is_stuck=True)
 
     def _prepare(self, ring: str | None) -> dict[str, str]:
-        with self._context.database.read() as tx:
-            described, env = workplace.describe(tx, self._context.artifacts, self._claim, self._job)
-        workplace.prepare(self._dir, described | {"ring": ring})
+        with self._attempt.context.database.read() as tx:
+            described, env = _describe(tx, self._attempt)
+        _make_directory(self._attempt.directory, described | {"ring": ring})
         self._control.delivered(described)
         self.resumes = described["resume"] is not None
         self.parts = described["parts"]
         return env
+
+
+def remove(directory: Path) -> None:
+    """Remove an attempt's directory, and the job's if it is empty then."""
+    failpoint("workplace.remove")
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+
+
+def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the content of ``job.json``, and additions to the rank's environment.
+
+    Raises:
+        DataFailed: something that the job reads is gone.
+        DeviceFailed: its devices are gone.
+    """
+    job, artifacts = attempt.job, attempt.context.artifacts
+    spec, init = job.resolved, job.resolved.get("init")
+    held = workers.devices_of(tx, job)
+    if not held:
+        raise DeviceFailed("The job's devices are gone from the worker.")
+    saved = _checkpoint(tx, spec)
+    start = attempts.start_of(tx, attempt.claim)
+    first = None if start is None else start.step
+    uuids = [device.uuid for device in held if device.kind == "cuda" and device.uuid]
+    try:
+        saved_dir = saved and str(artifacts.local(saved.key))
+        return {
+            "job": job.id,
+            "attempt": attempt.claim.attempt,
+            "spec": commands.spec_at(tx, job.id, spec, first),
+            "datasets": {
+                name: {"dir": str(artifacts.local(datasets.get(tx, name, None).key))}
+                for name in sorted({part["dataset"] for part in sources_in(spec)})
+            },
+            "device": {
+                "type": held[0].kind,
+                "threads": max(1, sum(device.kind == "cpu" for device in held)),
+                "peak_flops": peak_flops(held, workers.info_of(tx, held[0].worker)),
+            },
+            "flops": job.plan.get("flops"),
+            "checkpoint": saved and {"dir": saved_dir},
+            "commands": commands.to_carry_out(tx, job.id, first),
+            "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
+            "resume": start and {"dir": str(artifacts.local(start.key)), "step": start.step},
+            "parts": 2 ** attempts.num_halved(tx, job.id),
+            "init": init and {"dir": saved_dir, "load": init["load"]},
+            "trained_by": saved and checkpoints.trained(tx, saved),
+        }, {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+    except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
+        raise DataFailed(f"Something that the job reads is gone: {error}") from error
+
+
+def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
+    """Return the checkpoint that inference runs or that training starts from, if any."""
+    try:
+        if spec["kind"] != "infer":
+            begins = spec.get("init")
+            return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
+        if spec.get("checkpoint"):
+            return checkpoints.get(tx, spec["checkpoint"], None)
+        return checkpoints.newest(tx, jobs.get(tx, spec["job"], None))
+    except (CheckpointNotFound, CheckpointMissing, JobNotFound) as error:
+        raise DataFailed(str(error)) from error
+
+
+def peak_flops(held: Sequence[Device], info: dict[str, Any]) -> float | None:
+    """Return the peak FLOP/s of a job's devices together; None if one is not known."""
+    peak = 0.0
+    for device in held:
+        tera = _TERA.get(device.name)
+        known = info.get("core_flops") if device.kind == "cpu" else tera and tera * 1e12
+        if known is None:
+            return None
+        peak += known
+    return peak
+
+
+def _make_directory(directory: Path, description: dict[str, Any]) -> None:
+    """Create an attempt's directory.
+
+    Raises:
+        StorageFailed: it cannot be written; DiskFull if the disk is full.
+    """
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        failpoint("workplace.make")
+        for part in (".", "logs", "captures", "checkpoints", "artifacts"):
+            (directory / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / "job.json").write_text(jsonio.dumps(description))
+        failpoint("workplace.made")
+    except OSError as error:
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> StorageFailed:
+    """Return the failure of a job whose worker cannot write; a full disk has its own."""
+    failure = DiskFull if error.errno in NO_SPACE else StorageFailed
+    reason = os.strerror(error.errno or 0)
+    return failure(f"The worker cannot write its work directory: {reason}.")

@@ -5,7 +5,6 @@ import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from models.observations.events import NewEvent
 from models.tables import now
@@ -28,10 +27,9 @@ class Log:
     counted and not kept, and printing never blocks the rank.
     """
 
-    def __init__(self, path: Path, stream: str, *, rank: int = 0) -> None:
+    def __init__(self, path: Path, stream: str) -> None:
         self._path = path
         self._stream = stream
-        self._rank = rank
         self._offset = 0
         self._rest = b""
         self._dropped_bytes = 0
@@ -42,24 +40,33 @@ class Log:
     def read(self, *, final: bool = False) -> list[NewEvent]:
         """Return new lines as events; with ``final``, also an unfinished last line."""
         lines: list[str] = []
-        while True:
-            data = self._read_some()
-            lines += self._split(data)
-            if not final or not data:
+        while data := self._read_some():
+            *whole, rest = (self._rest + data).split(b"\n")
+            lines += [clean(line) for line in whole]
+            self._rest = rest[: 4 * MAX_LINE_CHARACTERS]  # more of a line cannot be shown
+            if not final:
                 break
         if final and self._rest:
             lines.append(clean(self._rest))
             self._rest = b""
         self.cut()
         self._last.extend(lines)
-        found = [self._event("log", {"lines": lines})] if lines else []
-        return found + self._dropped(final)
+        found: list[NewEvent] = []
+        if lines:
+            payload = {"rank": 0, "stream": self._stream, "lines": lines}
+            found.append(NewEvent("log", now(), payload))
+        if self._dropped_bytes and (
+            final or time.monotonic() - self._dropped_at >= _DROPPED_EVERY_S
+        ):
+            payload = {"what": f"bytes of {self._stream}", "count": self._dropped_bytes}
+            found.append(NewEvent("dropped", now(), payload))
+            self._dropped_bytes, self._dropped_at = 0, time.monotonic()
+        return found
 
     def tail(self) -> str | None:
         """Return the last lines, for the error of a failed job."""
         lines = [*self._last, *self._last_lost][-_TAIL_LINES:]
-        text = "\n".join(lines)[-_TAIL_CHARACTERS:]
-        return text or None
+        return "\n".join(lines)[-_TAIL_CHARACTERS:] or None
 
     def _read_some(self) -> bytes:
         try:
@@ -70,12 +77,6 @@ class Log:
             return b""
         self._offset += len(data)
         return data
-
-    def _split(self, data: bytes) -> list[str]:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > 4 * MAX_LINE_CHARACTERS:  # the rest of the line cannot be shown
-            self._rest = self._rest[: 4 * MAX_LINE_CHARACTERS]
-        return [clean(line) for line in whole]
 
     def cut(self) -> None:
         """Cut the file back to the limit. ``read`` does so too."""
@@ -91,18 +92,6 @@ class Log:
             return
         self._dropped_bytes += size - MAX_STREAM_BYTES
         self._last_lost = [clean(line) for line in lost.rstrip(b"\n").split(b"\n")[1:]]
-
-    def _dropped(self, final: bool) -> list[NewEvent]:
-        due = final or time.monotonic() - self._dropped_at >= _DROPPED_EVERY_S
-        if not self._dropped_bytes or not due:
-            return []
-        count, self._dropped_bytes = self._dropped_bytes, 0
-        self._dropped_at = time.monotonic()
-        what = f"bytes of {self._stream}"
-        return [NewEvent("dropped", now(), {"what": what, "count": count})]
-
-    def _event(self, kind: str, payload: dict[str, Any]) -> NewEvent:
-        return NewEvent(kind, now(), {"rank": self._rank, "stream": self._stream, **payload})
 
 
 def clean(line: bytes) -> str:

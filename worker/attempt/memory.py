@@ -27,25 +27,24 @@ def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
     Without a cgroup, return the count of the whole machine.
     """
-    for group in own_groups(proc, cgroup):
-        for name in ("memory.events", "memory.oom_control"):
-            if (count := _counted(group / name)) is not None:
-                return count
-    return _counted(proc / "vmstat")
+    files = _own_files(proc, cgroup, "memory.events", "memory.oom_control")
+    for path in (*files, proc / "vmstat"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])
+    return None
 
 
 def limit_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     """Return the memory that our cgroup may use, bytes; None if there is no limit."""
-    for group in own_groups(proc, cgroup):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):
-                limit = int((group / name).read_text())
-                return limit if limit < _NO_LIMIT else None
+    for path in _own_files(proc, cgroup, "memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(path.read_text())
+            return limit if limit < _NO_LIMIT else None
     return None
 
 
-def own_groups(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Path]:
-    """Return where the files of our cgroup may be: version 2, or version 1's memory controller.
+def _own_files(proc: Path, cgroup: Path, *names: str) -> list[Path]:
+    """Return where files of our cgroup may be: version 2, or version 1's memory controller.
 
     A container may see its own cgroup as the root, whatever its path outside is.
     """
@@ -58,7 +57,7 @@ def own_groups(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             root = cgroup / controllers
-            found += [root / path.lstrip("/"), root]
+            found += [group / name for group in (root / path.lstrip("/"), root) for name in names]
     return found
 
 
@@ -88,11 +87,3 @@ def with_plan_estimates(error: dict[str, Any], plan: dict[str, Any]) -> dict[str
     if largest != "activations_bytes":
         hint += " A lower data.batch_size frees some too."
     return {**error, "memory": memory, "hint": f"{hint} Or choose a device with more memory."}
-
-
-def _counted(path: Path) -> int | None:
-    try:
-        counts = dict(line.split() for line in path.read_text().splitlines())
-        return int(counts["oom_kill"])
-    except (OSError, ValueError, KeyError):
-        return None

@@ -35,28 +35,24 @@ class Nonfinite:
 
     def on_stats(self, record: dict[str, Any]) -> None:
         """Take a record of statistics: a row for each watched tensor of one step."""
-        step = int(record["step"])
-        if self._tensor is not None and self._tensor["step"] <= step:
-            return
         bad = [row for row in record["rows"] if _is_bad(row)]
         if bad:
-            layer, kind = _first(bad)
+            # the first one of the forward pass, if there is any
+            layer, kind, *_ = min(bad, key=lambda row: row[1] not in _FORWARD)
             phase = "forward" if kind in _FORWARD else "backward"
-            self._tensor = {"step": step, "layer": layer, "kind": kind, "phase": phase}
+            self._keep_first(record, {"layer": layer, "kind": kind, "phase": phase})
 
     def on_finding(self, record: dict[str, Any]) -> None:
         """Take a guard's finding about a step."""
-        step = int(record["step"])
         self.advice = self.advice or next(iter(record["causes"]), None)
-        is_finite = not any(_is_bad(row) for row in record["tensors"]["rows"][-1:])
-        if (
-            is_finite
-            or record["layer"] is None
-            or (self._tensor is not None and self._tensor["step"] <= step)
-        ):
-            return
-        where = {"layer": record["tensor"], "kind": record["kind"], "phase": record["phase"]}
-        self._tensor = {"step": step, **where}
+        if record["layer"] is not None and any(map(_is_bad, record["tensors"]["rows"][-1:])):
+            where = {"layer": record["tensor"], "kind": record["kind"], "phase": record["phase"]}
+            self._keep_first(record, where)
+
+    def _keep_first(self, record: dict[str, Any], where: dict[str, Any]) -> None:
+        step = int(record["step"])
+        if self._tensor is None or step < self._tensor["step"]:
+            self._tensor = {"step": step, **where}
 
     def first(self) -> dict[str, Any]:
         """Return the first NaN or Inf: step and metric; layer, kind and phase if known.
@@ -94,11 +90,3 @@ class Nonfinite:
 def _is_bad(row: list[Any]) -> bool:
     """Return whether the statistics of a tensor count NaN or Inf."""
     return bool(jsonio.number(row[_NAN]) or jsonio.number(row[_INF]))
-
-
-def _first(bad: list[list[Any]]) -> tuple[str, str]:
-    """Return the first bad tensor of a step: one of the forward pass, if there is any."""
-    for row in bad:
-        if row[1] in _FORWARD:
-            return row[0], row[1]
-    return bad[0][0], bad[0][1]

@@ -1,7 +1,7 @@
 """Sorts the records of a rank into the rows that the database stores. No I/O except file moves.
 
 Files are moved into the artifacts before the transaction that names them, so a row never names a
-file that does not exist. `worker.cleanup.leftovers` deletes files that no row names.
+file that does not exist. `worker.cleanup` deletes files that no row names.
 """
 
 import math

@@ -6,6 +6,7 @@ the job starts from scratch.
 """
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,21 @@ reads the others anyway and checks their digests against the manifest."""
 _DAMAGED = "checkpoint_damaged"
 
 
-def claim(context: WorkerContext, job_id: str) -> tuple[Claim, Job] | None:
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that this worker has claimed."""
+
+    context: WorkerContext
+    claim: Claim
+    job: Job
+
+    @property
+    def directory(self) -> Path:
+        """The directory in which its rank works."""
+        return self.context.work / self.claim.job / str(self.claim.attempt)
+
+
+def claim(context: WorkerContext, job_id: str) -> Attempt | None:
     """Claim the attempt assigned to this worker, and decide where it starts.
 
     Return None if another wake-up was faster, or the attempt is gone.
@@ -47,7 +62,7 @@ def claim(context: WorkerContext, job_id: str) -> tuple[Claim, Job] | None:
             _log.warning("checkpoint_gone", checkpoint=start.checkpoint)
             continue
         failpoint("claim.committed")
-        return claimed
+        return claimed and Attempt(context, *claimed)
 
 
 def _choose(context: WorkerContext, job_id: str) -> StartPoint | None:

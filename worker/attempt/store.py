@@ -18,18 +18,17 @@ from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
 from models.jobs import attempts, checkpoint_retention, leases, shipments
 from models.jobs.checkpoint_retention import RetentionRule
-from models.jobs.leases import Claim, LeaseState
+from models.jobs.leases import LeaseState
 from models.observations.events import NewEvent
-from models.tables import Job
 from worker.attempt.captures import NO_SPACE, Drain, open_ring
 from worker.attempt.control import CommandDelivery
 from worker.attempt.logs import Log
-from worker.attempt.nonfinite import Nonfinite
 from worker.attempt.records import Shipment, Sorter
-from worker.context import AWAY, WorkerContext
+from worker.attempt.resume import Attempt
+from worker.context import AWAY
 from worker.devices.usage import Usage
 from worker.processes.fork_server import STREAMS, log_path
-from worker.processes.rank import RankStop
+from worker.processes.rank import Rank
 
 _log: Any = structlog.get_logger()
 
@@ -73,27 +72,21 @@ class BatchSize:
 class AttemptStore:
     """Reads what one attempt's rank writes and stores it."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        claim: Claim,
-        job: Job,
-        directory: Path,
-        control: CommandDelivery,
-    ) -> None:
-        self._context = context
-        self._claim = claim
+    def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
+        self._context = context = attempt.context
+        self._claim = claim = attempt.claim
+        job, directory = attempt.job, attempt.directory
         self._spool = directory / "spool"
         self._control = control
         self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
-        self._sorter = Sorter(claim, job.owner, directory, job.summary)
+        self.sorter = Sorter(claim, job.owner, directory, job.summary)
         ring = open_ring(context.settings.capture_buffer_bytes)
         self.drain = Drain(claim, context.artifacts, ring, context.space)
         self.end: dict[str, Any] | None = None
         """The rank's ``end`` record."""
         self.offset = 0
         """The spool is stored up to this byte."""
-        self._stop: RankStop | None = None
+        self._rank: Rank | None = None
         self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
@@ -101,7 +94,7 @@ class AttemptStore:
         self._pending: Shipment | None = None
         self._tried = self._behind = False
         self._num_shipped = 0
-        self._portion = BatchSize(context.settings.lease_s)
+        self._batch_size = BatchSize(context.settings.lease_s)
         self._wrote_at = self._shipped_at = self._retry_at = 0.0
         self._keeping = RetentionRule.of(job.resolved)
 
@@ -110,19 +103,9 @@ class AttemptStore:
         """Whether everything read is stored."""
         return self._pending is None and self.drain.idle
 
-    @property
-    def step(self) -> int | None:
-        """The last step that the rank reported."""
-        return self._sorter.step
-
-    @property
-    def nonfinite(self) -> Nonfinite:
-        """The first NaN or Inf of the job."""
-        return self._sorter.nonfinite
-
-    def attach(self, stop: RankStop, usage: Usage | None) -> None:
+    def attach(self, rank: Rank, usage: Usage | None) -> None:
         """Set what is known once the rank has been started."""
-        self._stop, self._usage = stop, usage
+        self._rank, self._usage = rank, usage
 
     def note(self, event: NewEvent) -> None:
         """Store an event of the worker with the next records."""
@@ -156,7 +139,8 @@ class AttemptStore:
             for log in self._logs:  # the database is unavailable; the rank may still print
                 log.cut()
         while True:
-            if self._pending is None and (final or self._ship_due):
+            due = self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
+            if self._pending is None and (final or due):
                 self._pending = self._read(final=final)
             if self._pending is None or not self._ship(self._pending):
                 return
@@ -182,21 +166,17 @@ class AttemptStore:
             _log.warning("database_unavailable", error=str(error))
             self._wait()
 
-    @property
-    def _ship_due(self) -> bool:
-        return self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
-
     def _read(self, *, final: bool) -> Shipment | None:
-        records, offset = read_frames(self._spool, self.offset, self._portion.most)
-        self._behind = len(records) == self._portion.most
+        records, offset = read_frames(self._spool, self.offset, self._batch_size.most)
+        self._behind = len(records) == self._batch_size.most
         printed = [event for log in self._logs for event in log.read(final=final)]
         used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []
         if not (records or printed or used or lots or noted):
             return None
-        shipment = self._sorter.sort(records, (self.offset, offset))
-        self._sorter.add_usage(used, shipment)
+        shipment = self.sorter.sort(records, (self.offset, offset))
+        self.sorter.add_usage(used, shipment)
         shipment.batch.events += printed + noted
         shipment.take(lots)
         for record in shipment.tensors:
@@ -245,7 +225,7 @@ class AttemptStore:
 
     def _wait(self) -> None:
         self._retry_at = time.monotonic() + _RETRY_S
-        is_signalled = self._stop is not None and self._stop.signalled
+        is_signalled = self._rank is not None and self._rank.is_signalled
         if is_signalled and self._context.stopping.is_set():
             raise Fenced  # no time left: let the lease expire
 
@@ -267,10 +247,10 @@ class AttemptStore:
             if beat is not None and shipment.batch.checkpoints:
                 gone = checkpoint_retention.supersede(tx, claim.job, self._keeping)
                 failpoint("keep.commit")
-            if beat is not None and self._portion.is_long(time.monotonic() - began):
+            if beat is not None and self._batch_size.is_long(time.monotonic() - began):
                 leases.renew(tx, claim, lease_ms=lease_ms)
             failpoint("ship.commit")
-        self._portion.took(time.monotonic() - began)
+        self._batch_size.took(time.monotonic() - began)
         self._began = self._began or before != after
         self._heard(beat)
         for key in gone:

@@ -1,11 +1,12 @@
 """The supervisor: runs one attempt of one job, from its claim to its end.
 
-It claims the attempt, forks a rank (`launch`), stores what the rank writes (`store`), delivers the
-users' commands (`control`), checks the rank's progress (`liveness`) and decides what its end means
-(`outcome`). While the database is unavailable, it keeps watching the rank.
+It claims the attempt (`resume`), forks a rank (`launch`), stores what the rank writes (`store`),
+delivers the users' commands and checks the rank's progress (`control`), and decides what its end
+means (`outcome`). While the database is unavailable, it keeps watching the rank.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -15,46 +16,41 @@ from glasshouse.errors import EngineFailed, RunFailure
 from glasshouse.failpoints import failpoint
 from models.fleet import workers
 from models.jobs import attempts
-from models.jobs.leases import Claim
-from models.tables import Job
 from models.telemetry.tracing import Span, log_fields
-from worker.attempt import memory, outcome, resume, workplace
+from worker.attempt import launch, memory, outcome, resume
 from worker.attempt.captures import BadRecord
-from worker.attempt.control import CommandDelivery
+from worker.attempt.control import Backpressure, CommandDelivery, Watchdog
 from worker.attempt.folding import Folding
 from worker.attempt.launch import Launch
-from worker.attempt.liveness import Backpressure, Watchdog
 from worker.attempt.outcome import AttemptEnded, JobEnded, StopReason
+from worker.attempt.resume import Attempt
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
 from worker.processes.fork_server import ForkServerLost
-from worker.processes.rank import Exit, Rank, RankStop
+from worker.processes.rank import Exit, Rank
 
 _log: Any = structlog.get_logger()
 
 _BUSY_S = 0.01
+Launcher = Callable[[Attempt, CommandDelivery], Launch]
 
 
 def supervise(context: WorkerContext, job_id: str) -> None:
     """Run the job's attempt that is assigned to this worker, if there is one."""
-    claimed = resume.claim(context, job_id)
-    if claimed is None:
+    attempt = resume.claim(context, job_id)
+    if attempt is None:
         return
-
-    def spent_s() -> float:
-        with context.database.read() as tx:
-            return attempts.spent_s(tx, claimed[0])
-
-    claim, job = claimed
+    claim, job = attempt.claim, attempt.job
     with structlog.contextvars.bound_contextvars(attempt=claim.attempt):
-        supervisor = Supervisor(context, claim, job, spent_s=context.with_retries(spent_s))
-        about = {"job": claim.job, "attempt": claim.attempt, "worker": context.name}
+        supervisor = Supervisor(attempt)
         with (
             context.tracing.span(
                 f"attempt {job.kind}",
                 parent=job.traceparent or "",
                 devices=len(job.devices),
-                **about,
+                job=claim.job,
+                attempt=claim.attempt,
+                worker=context.name,
             ) as span,
             structlog.contextvars.bound_contextvars(**log_fields()),
         ):
@@ -68,26 +64,26 @@ def supervise(context: WorkerContext, job_id: str) -> None:
 class Supervisor:
     """Runs one attempt."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        claim: Claim,
-        job: Job,
-        *,
-        spent_s: float = 0.0,
-        launch: type[Launch] = Launch,
-    ) -> None:
-        """``spent_s``: the time that earlier attempts took. ``launch``: how ranks are started."""
-        self._context = context
-        self._claim = claim
-        self._job = job
-        self._dir = context.work / claim.job / str(claim.attempt)
-        self._control = CommandDelivery(context.database, claim.job, self._dir)
-        self._store = AttemptStore(context, claim, job, self._dir, self._control)
-        self._launch = launch(context, claim, job, self._dir, self._control)
+    def __init__(self, attempt: Attempt, *, launcher: Launcher = Launch) -> None:
+        """``launcher``: how ranks are started."""
+        self._context = context = attempt.context
+        self._claim = claim = attempt.claim
+        self._attempt = attempt
+
+        def spent_s() -> float:
+            with context.database.read() as tx:
+                return attempts.spent_s(tx, claim)
+
+        self._watchdog = Watchdog(
+            attempt.job.resolved,
+            context.settings,
+            attempt.directory / "spool",
+            spent_s=context.with_retries(spent_s),
+        )
+        self._control = CommandDelivery(context.database, claim.job, attempt.directory)
+        self._store = AttemptStore(attempt, self._control)
+        self._launch = launcher(attempt, self._control)
         self._folding = Folding(context.database, claim)
-        spool = self._dir / "spool"
-        self._watchdog = Watchdog(job.resolved, context.settings, spool, spent_s=spent_s)
         self._span = Span(None)
         self.has_ended_job = False
         self._unreadable: str | None = None
@@ -115,7 +111,7 @@ class Supervisor:
         finally:
             self._launch.end()
             self._store.drain.close()
-            workplace.remove(self._dir)
+            launch.remove(self._attempt.directory)
 
     def tidy(self) -> None:
         """Fold the remaining statistics of a job that has ended."""
@@ -126,12 +122,13 @@ class Supervisor:
         store, tracing = self._store, self._context.tracing
         try:
             with tracing.span("launch"):
-                rank, stop = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
-                store.attach(stop, self._launch.usage)
+                rank = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
+                store.attach(rank, self._launch.usage)
             with tracing.span("run"):
-                exit_ = self._watch(rank, stop)
+                exit_ = self._watch(rank)
         except ForkServerLost as error:
-            return AttemptEnded("interrupted" if self._stopping else "fork_server_lost", str(error))
+            stopping = self._context.stopping.is_set()
+            return AttemptEnded("interrupted" if stopping else "fork_server_lost", str(error))
         except RunFailure as failure:
             return outcome.failed(failure.as_dict())
         except (SpoolDamaged, BadRecord) as error:
@@ -147,58 +144,48 @@ class Supervisor:
         out_of_memory = memory.oom_kills() != oom_kills
         end = outcome.judge(store.end, exit_, self._pressed, out_of_memory=out_of_memory)
         killed = store.end is None
-        return outcome.halved(end, self._job.resolved, self._launch.parts, killed=killed)
+        return outcome.halved(end, self._attempt.job.resolved, self._launch.parts, killed=killed)
 
-    def _watch(self, rank: Rank, stop: RankStop) -> Exit | None:
+    def _watch(self, rank: Rank) -> Exit | None:
         """Watch the rank until it ends and its records are stored; None: it cannot be killed."""
-        store = self._store
-        backpressure = Backpressure(rank, self._context.settings.max_backlog_bytes)
+        store, settings = self._store, self._context.settings
+        backpressure = Backpressure(rank, settings.max_backlog_bytes)
         self._watchdog.start()
         while True:
             exit_ = rank.wait(store.pause_s())
             store.look(final=exit_ is not None)
             store.beat_if_due()
             self._folding.turn()
-            self._check(backpressure)
-            if (how := self._pressed.how) is not None:
+            if backpressure.is_stopped:
+                self._watchdog.reset()
+            if (stalled := self._watchdog.check(store.sorter.step)) is not None:
+                store.note(stalled)
+            how = self._pressed.how
+            if how is None:
+                backpressure.check(self._watchdog.spool_bytes - store.offset)
+            else:
                 backpressure.release()
-                stop.ask(how, force=self._control.force or self._context.hurries)
+                rank.ask(how, force=self._control.force or self._context.hurries)
             self._control.deliver(rank)
-            stop.press()
-            if exit_ is not None and store.idle:
-                return exit_
+            rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)
             if exit_ is not None:
-                self._hurry()
+                if store.idle:
+                    return exit_
+                # do not wait long for a disk that hangs: drop the waiting tensors
+                if store.drain.stuck_for_s() > (
+                    settings.grace_s if how is None else settings.kill_s
+                ):
+                    store.drain.abandon()
                 time.sleep(_BUSY_S)  # not all is stored yet; the spool keeps the rest
-            if stop.is_unkillable:
+            if rank.has_survived(settings.unkillable_s):
                 return None
-
-    def _check(self, backpressure: Backpressure) -> None:
-        """Check whether the rank has stalled, takes too long, or writes faster than is stored."""
-        if backpressure.is_stopped:
-            self._watchdog.reset()
-        if (stalled := self._watchdog.check(self._store.step)) is not None:
-            self._store.note(stalled)
-        if self._pressed.how is None:
-            backpressure.check(self._watchdog.spool_bytes - self._store.offset)
-
-    def _hurry(self) -> None:
-        """Drop the waiting tensors if the disk hangs for too long after the end of the rank."""
-        settings, drain = self._context.settings, self._store.drain
-        ends_now = self._pressed.how is not None
-        if drain.stuck_for_s() > (settings.kill_s if ends_now else settings.grace_s):
-            drain.abandon()
-
-    @property
-    def _stopping(self) -> bool:
-        return self._context.stopping.is_set()
 
     @property
     def _pressed(self) -> StopReason:
         """Why the rank must end, if it must."""
         return StopReason(
             cancelled=self._control.cancelled,
-            stopping=self._stopping,
+            stopping=self._context.stopping.is_set(),
             pausing=self._control.pausing,
             timeout_s=self._watchdog.exceeded_s,
             stalled_s=self._watchdog.stalled_s,
@@ -206,7 +193,6 @@ class Supervisor:
         )
 
     def _close(self, end: JobEnded | AttemptEnded) -> None:
-        """Store the end in the database."""
         failpoint("end.begin")
         with self._context.tracing.span("store the end"):
             stored = self._context.with_retries(lambda: self._write_end(end))
@@ -235,7 +221,7 @@ class Supervisor:
                     backoff=self._context.backoff,
                     counted=end.counted,
                 )
-            attempts.applied(tx, self._claim, self._control.stops, self._store.step)
+            attempts.applied(tx, self._claim, self._control.stops, self._store.sorter.step)
             return attempts.finish(
                 tx,
                 self._claim,
@@ -247,7 +233,6 @@ class Supervisor:
 
     def _explain(self, error: dict[str, Any]) -> dict[str, Any]:
         """Add to an error the plan (if memory ran out), the first NaN or Inf, and the log's end."""
-        error_with_hints = self._store.nonfinite.explain(
-            memory.with_plan_estimates(error, self._job.plan)
-        )
-        return {"log_tail": self._store.log_tail(), **error_with_hints}
+        with_plan = memory.with_plan_estimates(error, self._attempt.job.plan)
+        explained = self._store.sorter.nonfinite.explain(with_plan)
+        return {"log_tail": self._store.log_tail(), **explained}

@@ -11,16 +11,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urljoin
 
-from models.access.addresses import AddressRefused, Allowed, Target, check, target_of
+from models.access.addresses import Allowed, Target, check, target_of
 
 Resolve = Callable[[str, int], Sequence[str]]
-_REPEATED = frozenset({307, 308})
-"""Redirects that repeat the request with the same method and body."""
-_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class OutboundFailed(Exception):
@@ -29,13 +25,11 @@ class OutboundFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The limits of one request, including redirects."""
+    """The limits of one request."""
 
     total_s: float = 15.0
     max_bytes: int = 64 * 1024
     """How much of the response body is read."""
-    max_redirects: int = 0
-    """With 0, redirects are not followed: the response is returned as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +37,8 @@ class Reply:
     """The response of the server."""
 
     status: int
-    headers: Mapping[str, str]
-    """Headers, with lower-case names."""
     body: bytes
     """The first ``RequestLimits.max_bytes`` of the body."""
-    url: str
-    """The URL after redirects."""
 
 
 def send(  # noqa: PLR0913 (a request has these parts)
@@ -57,35 +47,44 @@ def send(  # noqa: PLR0913 (a request has these parts)
     body: bytes,
     headers: Mapping[str, str],
     allowed: Allowed,
-    method: str = "POST",
     limits: RequestLimits | None = None,
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Reply:
-    """Send one request to a URL that a user has set.
+    """Post one request to a URL that a user has set. Redirects are not followed.
 
     Raises:
-        AddressRefused: the service does not connect to this address, or to that of a redirect.
+        AddressRefused: the service does not connect to this address.
         OutboundFailed: there is no connection, no answer, or none in time.
     """
     limits = limits or RequestLimits()
     clock = _Clock(limits.total_s)
-    headers = dict(headers)
     target = target_of(url)
-    for hops_left in range(limits.max_redirects, -1, -1):
-        addresses = _resolved(target, resolve or resolve_host, clock)
-        check(target, addresses, allowed)
-        reply = _exchange(method, url, target, addresses, (body, headers), (limits, clock, tls))
-        place = reply.headers.get("location")
-        if reply.status not in _REPEATED or place is None or not hops_left:
-            return reply
-        url = urljoin(url, place)
-        before, target = target, target_of(url)
-        if before.scheme == "https" and target.scheme != "https":
-            raise AddressRefused("the answer sends the request from https to http")
-        if target.origin != before.origin:
-            headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET}
-    raise AssertionError("the last hop returns")
+    addresses = _resolved(target, resolve or resolve_host, clock)
+    check(target, addresses, allowed)
+    connection = http.client.HTTPConnection(target.host, target.port)
+    sock = _connected(target, addresses, clock)
+    try:
+        if target.scheme == "https":
+            sock = (tls or ssl.create_default_context()).wrap_socket(
+                sock, server_hostname=target.host, do_handshake_on_connect=False
+            )
+        with _cut_after(clock.left_s(), sock):
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            connection.sock = sock  # to a checked address; so it uses no resolver and no proxy
+            sent = {**headers, "Host": target.authority, "Connection": "close"}
+            connection.request("POST", target.path, body=body, headers=sent)
+            answer = connection.getresponse()
+            found = answer.read(limits.max_bytes)
+        clock.left_s()
+        return Reply(answer.status, found)
+    except (OSError, http.client.HTTPException) as error:
+        clock.left_s()  # raises the timeout if that is the reason
+        raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
+    finally:
+        connection.close()
+        sock.close()
 
 
 def resolve_host(host: str, port: int) -> list[str]:
@@ -128,74 +127,31 @@ def _resolved(target: Target, resolve: Resolve, clock: _Clock) -> list[str]:
     return found
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection to one of the checked addresses; it uses no resolver and no proxy."""
-
-    def __init__(
-        self, target: Target, addresses: Sequence[str], clock: _Clock, tls: ssl.SSLContext | None
-    ) -> None:
-        super().__init__(target.host, target.port)
-        self._target = target
-        self._addresses = addresses
-        self._clock = clock
-        self._tls = tls
-
-    def connect(self) -> None:
-        self.sock = self._open()
-        if self._target.scheme == "https":
-            context = self._tls or ssl.create_default_context()
-            self.sock = context.wrap_socket(
-                self.sock, server_hostname=self._target.host, do_handshake_on_connect=False
-            )
-            self.sock.do_handshake()
-
-    def _open(self) -> socket.socket:
-        problem: OSError | None = None
-        for address in self._addresses:
-            try:
-                return socket.create_connection(
-                    (address, self._target.port), timeout=self._clock.left_s()
-                )
-            except OSError as error:
-                problem = error
-        raise OutboundFailed(f"{self._target.host!r} takes no connection: {problem}") from problem
-
-    def cut(self) -> None:
-        """Abort the transfer: a server that sends slowly never triggers a socket timeout."""
-        sock = self.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+def _connected(target: Target, addresses: Sequence[str], clock: _Clock) -> socket.socket:
+    problem: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, target.port), timeout=clock.left_s())
+        except OSError as error:
+            problem = error
+    raise OutboundFailed(f"{target.host!r} takes no connection: {problem}") from problem
 
 
-def _exchange(
-    method: str,
-    url: str,
-    target: Target,
-    addresses: Sequence[str],
-    message: tuple[bytes, Mapping[str, str]],
-    bounds: tuple[RequestLimits, _Clock, ssl.SSLContext | None],
-) -> Reply:
-    body, headers = message
-    limits, clock, tls = bounds
-    connection = _Connection(target, addresses, clock, tls)
-    guard = threading.Timer(clock.left_s(), connection.cut)
+@contextlib.contextmanager
+def _cut_after(timeout_s: float, sock: socket.socket) -> Generator[None]:
+    """Abort a transfer that takes too long: a slow server never triggers a socket timeout."""
+
+    def cut() -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    guard = threading.Timer(timeout_s, cut)
     guard.daemon = True
     guard.start()
     try:
-        sent = {**headers, "Host": target.authority, "Connection": "close"}
-        connection.request(method, target.path, body=body, headers=sent)
-        answer = connection.getresponse()
-        found = answer.read(limits.max_bytes)
-        given = {name.lower(): value for name, value in answer.getheaders()}
-        clock.left_s()
-        return Reply(answer.status, given, found, url)
-    except (OSError, http.client.HTTPException) as error:
-        clock.left_s()  # raises the timeout if that is the reason
-        raise OutboundFailed(f"{target.host!r} did not answer: {_short(error)}") from error
+        yield
     finally:
         guard.cancel()
-        connection.close()
 
 
 def _short(error: Exception) -> str:

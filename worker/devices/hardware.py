@@ -1,19 +1,24 @@
 """Finds the hardware of a machine: ``python -m worker.devices.hardware`` prints it as JSON.
 
-NVML keeps state and can hang, so the worker never loads it and runs this short-lived process
-instead. It runs every minute on every host, so it imports nothing of the service, reads torch's
-``version.py`` as text, and imports numpy only to measure a core.
+With ``--follow UUID…`` it prints the usage of these CUDA devices instead, each second. NVML keeps
+state and can hang, so the worker never loads it and runs this process instead. It runs every minute
+on every host, so it imports nothing of the service, reads torch's ``version.py`` as text, and
+imports numpy only to measure a core.
 """
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import sys
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,24 @@ import psutil
 
 _MEASURE_S = 0.15
 _WIDTH = 512
+_FOLLOW_EVERY_S = 1.0
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+_USAGE: dict[str, tuple[Callable[[Any, Any], float], Callable[[list[float]], float]]] = {
+    "gpu_memory_used_bytes": (lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one).used, sum),
+    "gpu_memory_total_bytes": (lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one).total, sum),
+    "gpu_percent": (lambda nvml, one: nvml.nvmlDeviceGetUtilizationRates(one).gpu, _mean),
+    "gpu_celsius": (
+        lambda nvml, one: nvml.nvmlDeviceGetTemperature(one, nvml.NVML_TEMPERATURE_GPU),
+        max,
+    ),
+    "gpu_watts": (lambda nvml, one: nvml.nvmlDeviceGetPowerUsage(one) / 1000, sum),
+}
+"""How a value is read from one device, and how the values of several devices are joined."""
 
 
 def cuda_devices() -> list[dict[str, Any]]:
@@ -78,8 +101,8 @@ def _device(nvml: Any, handle: Any, number: int) -> dict[str, Any]:
         "id": f"cuda:{number}",
         "kind": "cuda",
         "number": number,
-        "name": _text(nvml.nvmlDeviceGetName(handle)),
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "name": nvml.nvmlDeviceGetName(handle),
+        "uuid": nvml.nvmlDeviceGetUUID(handle),
         "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
     }
 
@@ -87,10 +110,6 @@ def _device(nvml: Any, handle: Any, number: int) -> dict[str, Any]:
 def _broken(number: int, reason: str) -> dict[str, Any]:
     what = {"id": f"cuda:{number}", "kind": "cuda", "number": number, "name": "unknown"}
     return what | {"healthy": False, "reason": reason}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def torch_version() -> tuple[str | None, bool]:
@@ -127,11 +146,52 @@ def core_flops() -> float:
     return 2 * _WIDTH**3 / best_s
 
 
+def usage(nvml: Any, handles: Sequence[Any]) -> dict[str, float]:
+    """Return sums of memory and power, the mean load, and the highest temperature of devices.
+
+    Values that a device does not report are missing: a MIG instance has no load of its own.
+    """
+    figures: dict[str, float] = {}
+    for name, (ask, join) in _USAGE.items():
+        values: list[float] = []
+        for handle in handles:
+            with contextlib.suppress(nvml.NVMLError):
+                values.append(float(ask(nvml, handle)))
+        if values:
+            figures[name] = join(values)
+    return figures
+
+
+def follow(uuids: Sequence[str]) -> int:
+    """Print the usage of devices until the reader is gone."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    except Exception:  # noqa: BLE001, RUF100 (no driver, no library, no such device)
+        return 1
+    threading.Thread(target=_end_with_reader, daemon=True).start()
+    while True:
+        sys.stdout.write(json.dumps(usage(nvml, handles)) + "\n")
+        sys.stdout.flush()
+        time.sleep(_FOLLOW_EVERY_S)
+
+
+def _end_with_reader() -> None:
+    """End when the pipe from the reader closes, however the reader ended."""
+    sys.stdin.read()
+    os._exit(0)
+
+
 def main() -> int:
     """Print the hardware other than cores; with ``--measure``, also the FLOP/s of a core."""
     parser = argparse.ArgumentParser(prog="python -m worker.devices.hardware", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="see how fast a core is")
-    measured = {"core_flops": core_flops()} if parser.parse_args().measure else {}
+    parser.add_argument("--follow", nargs="+", metavar="UUID", help="print the usage of devices")
+    arguments = parser.parse_args()
+    if arguments.follow:
+        return follow(arguments.follow)
+    measured = {"core_flops": core_flops()} if arguments.measure else {}
     info = {
         "memory_bytes": psutil.virtual_memory().total,
         "platform": platform.platform(),

@@ -1,11 +1,13 @@
 """Lists the devices of this worker: its CPU cores, and what `worker.devices.hardware` finds."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,27 +34,17 @@ def cpu_devices(cores: int) -> list[FoundDevice]:
 @functools.cache
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """Return the processor's model if the system reports it, else its architecture: ``x86_64``."""
-    processor = _sysctl_name() if sys.platform == "darwin" else _read_name(cpuinfo)
-    return processor or platform.processor() or platform.machine()
-
-
-def _read_name(cpuinfo: Path) -> str:
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in lines)
-    return next((name.strip() for key, _, name in fields if key.strip() == "model name"), "")
-
-
-def _sysctl_name() -> str:
-    try:
-        done = subprocess.run(  # noqa: S603 (a list)
-            _SYSCTL, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+    name = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if sys.platform == "darwin":
+            name = subprocess.run(  # noqa: S603 (a list)
+                _SYSCTL, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+            ).stdout.strip()
+        else:
+            text = cpuinfo.read_text(errors="replace")
+            found = re.search(r"^model name\s*:[ \t]*(.+?)\s*$", text, re.MULTILINE)
+            name = found[1] if found else ""
+    return name or platform.processor() or platform.machine()
 
 
 def num_cores(settings: Settings) -> int:
@@ -61,7 +53,10 @@ def num_cores(settings: Settings) -> int:
         return settings.cpu_cores
     may = getattr(os, "sched_getaffinity", None)
     cores = len(may(0)) if may is not None else os.cpu_count() or 1
-    return max(1, min(cores, _quota_cores() or cores))
+    with contextlib.suppress(OSError, ValueError):  # no limit, or no cgroup of version 2
+        quota, period = map(int, _QUOTA.read_text().split())
+        cores = max(1, min(cores, math.ceil(quota / period)))
+    return cores
 
 
 def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice], dict[str, Any]]:
@@ -85,12 +80,8 @@ def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice]
 
 def mark_unhealthy(known: list[FoundDevice], reason: str) -> list[FoundDevice]:
     """Return the last inventory after the next one failed: its CUDA devices are unhealthy."""
-    return [
-        dataclasses.replace(device, healthy=False, reason=f"the inventory failed: {reason}")
-        if device.kind == "cuda"
-        else device
-        for device in known
-    ]
+    reason = f"the inventory failed: {reason}"
+    return mark_withheld(known, {one.id: reason for one in known if one.kind == "cuda"})
 
 
 def mark_withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[FoundDevice]:
@@ -101,11 +92,3 @@ def mark_withheld(found: list[FoundDevice], held: Mapping[str, str]) -> list[Fou
         else device
         for device in found
     ]
-
-
-def _quota_cores() -> int | None:
-    try:
-        quota, period = _QUOTA.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else math.ceil(int(quota) / int(period))

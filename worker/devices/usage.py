@@ -1,32 +1,27 @@
 """Measures what a job uses of its machine, once a second, from outside the job.
 
 CPU, memory and disk: the sum over the processes of its group. Network: the whole host, which is
-all that the system reports. CUDA devices: see `worker.devices.gpus`.
+all that the system reports. CUDA devices: `worker.devices.hardware` reads them, in a process of its
+own; if that hangs or ends, there are no more values, and nothing waits for it.
 """
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from worker.devices.gpus import GpuUsageReader
-
 EVERY_S = 1.0
+_STALE_S = 5.0
+_Taken = tuple[float, int, int]
+"""What a process has used: CPU seconds, bytes read and written."""
 _DISK = ("disk_read_bytes", "disk_write_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What one process has used since it started."""
-
-    started: float
-    cpu_s: float
-    read_bytes: int
-    written_bytes: int
 
 
 class Usage:
@@ -43,7 +38,8 @@ class Usage:
         self._clock = clock
         self._gpus = GpuUsageReader(gpus) if gpus else None
         self._looked_at = clock()
-        self._taken: dict[int, _Taken] = {}
+        self._taken: dict[psutil.Process, _Taken] = {}
+        """By process: psutil compares the pid and the time of the start."""
         self._network = _network()
         self._sum(members(leader))
 
@@ -86,14 +82,44 @@ class Usage:
                 now = _taken(process)
                 figures["memory_bytes"] += memory_bytes
                 figures["threads"] += process.num_threads()
-                then = before.get(process.pid)
-                if then is None or then.started != now.started:
-                    then = _Taken(now.started, 0.0, 0, 0)  # started since the previous call
-                self._taken[process.pid] = now
-                figures["cpu_s"] += now.cpu_s - then.cpu_s
-                figures[_DISK[0]] += now.read_bytes - then.read_bytes
-                figures[_DISK[1]] += now.written_bytes - then.written_bytes
+                then = before.get(process, (0.0, 0, 0))  # it may have started since
+                self._taken[process] = now
+                for name, used, used_before in zip(("cpu_s", *_DISK), now, then, strict=True):
+                    figures[name] += used - used_before
         return figures
+
+
+class GpuUsageReader:
+    """The supervisor's handle of the process."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._newest: tuple[float, dict[str, float]] = (0.0, {})
+        self._process = subprocess.Popen(  # noqa: S603 (a list, of identifiers of devices)
+            [sys.executable, "-m", "worker.devices.hardware", "--follow", *uuids],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        threading.Thread(target=self._follow, name="gpus", daemon=True).start()
+
+    def newest(self) -> dict[str, float]:
+        """Return the newest values; empty if they are older than 5 s."""
+        at, figures = self._newest
+        return dict(figures) if time.monotonic() - at < _STALE_S else {}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _follow(self) -> None:
+        out, into = self._process.stdout, self._process.stdin
+        if out is None or into is None:
+            return
+        with out, into:
+            for line in out:
+                with contextlib.suppress(ValueError):
+                    self._newest = (time.monotonic(), json.loads(line))
 
 
 def members(leader: int) -> list[psutil.Process]:
@@ -112,7 +138,7 @@ def _taken(process: psutil.Process) -> _Taken:
     with contextlib.suppress(psutil.AccessDenied, AttributeError):  # not on macOS
         counters: Any = process.io_counters()
         read, written = counters.read_bytes, counters.write_bytes
-    return _Taken(process.create_time(), times.user + times.system, read, written)
+    return times.user + times.system, read, written
 
 
 def _network() -> tuple[int, int]:

@@ -5,8 +5,8 @@ are lost with it. This side never imports torch.
 """
 
 import contextlib
+import itertools
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -78,10 +78,10 @@ class ForkServerClient:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._closing = threading.Event()
-        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._asked: dict[int, tuple[Future[Rank], int]] = {}
+        """Requests without an answer: the rank to come, and the end of its lifeline."""
         self._ranks: dict[int, Rank] = {}
-        self._exits: dict[int, Exit] = {}
-        self._next_id = 0
+        self._ids = itertools.count(1)
         self._socket: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.num_starts = 0
@@ -101,23 +101,21 @@ class ForkServerClient:
         Raises:
             ForkServerLost: the fork server died meanwhile; a rank that it forked dies with it.
         """
+        request = {
+            "id": next(self._ids),
+            "do": "fork",
+            "job_dir": str(job_dir),
+            "env": dict(env),
+            **{stream: str(log_path(job_dir, stream)) for stream in STREAMS},
+        }
         read_end, write_end = os.pipe()
         try:
-            answer = self._ask(
-                {
-                    "do": "fork",
-                    "job_dir": str(job_dir),
-                    "env": dict(env),
-                    **{stream: str(log_path(job_dir, stream)) for stream in STREAMS},
-                },
-                read_end,
-            )
+            return self._ask(request, read_end, write_end)
         except BaseException:
             os.close(write_end)
             raise
         finally:
             os.close(read_end)
-        return self._adopt(int(answer["pid"]), write_end)
 
     def close(self) -> None:
         """End the fork server and all its ranks."""
@@ -131,40 +129,26 @@ class ForkServerClient:
         if self._thread.is_alive():
             self._thread.join(15)
 
-    def _adopt(self, pid: int, write_end: int) -> Rank:
-        identity = processes.identify(pid) or Identity(pid, "")
-        rank = Rank(identity, write_end)
-        with self._lock:
-            if (ended := self._exits.pop(pid, None)) is not None:  # it ended before this
-                rank.ended(ended)
-            elif not self._ready.is_set():
-                rank.ended(Exit(lost=True))
-            else:
-                self._ranks[pid] = rank
-        return rank
-
-    def _ask(self, request: dict[str, Any], handle: int) -> dict[str, Any]:
-        future: Future[dict[str, Any]] = Future()
+    def _ask(self, request: dict[str, Any], read_end: int, write_end: int) -> Rank:
+        future: Future[Rank] = Future()
         with self._lock:
             if self._socket is None or not self._ready.is_set():
                 raise ForkServerLost("the fork server is not running")
-            self._next_id += 1
-            self._asked[self._next_id] = future
-            line = jsonio.dumps({"id": self._next_id, **request}).encode() + b"\n"
+            self._asked[request["id"]] = future, write_end
+            line = jsonio.dumps(request).encode() + b"\n"
             try:
-                sent = socket.send_fds(self._socket, [line], [handle])
+                sent = socket.send_fds(self._socket, [line], [read_end])
                 self._socket.sendall(line[sent:])
             except OSError as error:
-                del self._asked[self._next_id]
+                del self._asked[request["id"]]
                 raise ForkServerLost(f"the fork server does not answer: {error}") from error
         try:
-            answer = future.result(_FORK_TIMEOUT_S)
+            return future.result(_FORK_TIMEOUT_S)
         except TimeoutError as error:
+            with self._lock:
+                self._asked.pop(request["id"], None)
             self._kill()
             raise ForkServerLost("the fork server did not answer") from error
-        if "pid" not in answer:
-            raise ForkServerLost(f"the fork server could not fork: {answer.get('error', answer)}")
-        return answer
 
     def _keep(self) -> None:
         while not self._closing.is_set():
@@ -194,65 +178,56 @@ class ForkServerClient:
         if self._closing.is_set():
             self._kill()
         try:
-            self._read(ours)
+            with contextlib.suppress(OSError), ours.makefile("rb") as lines:
+                for line in lines:
+                    if line.endswith(b"\n"):
+                        self._on_message(jsonio.loads(line))
         finally:
-            self._on_exit(ours)
-
-    def _read(self, ours: socket.socket) -> None:
-        waiting = b""
-        while True:
-            try:
-                data = ours.recv(1 << 16)
-            except OSError:
-                return
-            if not data:
-                return
-            *lines, waiting = (waiting + data).split(b"\n")
-            for line in lines:
-                self._on_message(jsonio.loads(line))
+            self._on_exit(ours, self.process)
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message.get("ready"):
             self._ready.set()
-        elif "exited" in message:
-            ended = Exit(
-                message.get("code"), message.get("signal"), peak_bytes=message.get("peak_bytes")
-            )
-            with self._lock:
+            return
+        with self._lock:
+            if "exited" in message:
+                code, number = message.get("code"), message.get("signal")
                 rank = self._ranks.pop(message["exited"], None)
-                if rank is None:
-                    self._exits[message["exited"]] = ended
-            if rank is not None:
-                rank.ended(ended)
-        elif (future := self._asked.pop(message.get("id", 0), None)) is not None:
-            future.set_result(message)
+                if rank is not None:
+                    rank.ended(Exit(code, number, peak_bytes=message.get("peak_bytes")))
+                return
+            future, lifeline = self._asked.pop(message.get("id", 0), (None, 0))
+            if future is None:
+                return  # it came too late
+            pid = message.get("pid")
+            if pid is None:
+                reason = message.get("error", message)
+                future.set_exception(ForkServerLost(f"the fork server could not fork: {reason}"))
+                return
+            rank = Rank(processes.identify(pid) or Identity(pid, ""), lifeline)
+            self._ranks[pid] = rank
+            future.set_result(rank)
 
-    def _on_exit(self, ours: socket.socket) -> None:
+    def _on_exit(self, ours: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         with self._lock:
             self._ready.clear()
             self._socket = None
             ranks, self._ranks = list(self._ranks.values()), {}
             asked, self._asked = list(self._asked.values()), {}
-            self._exits.clear()
         ours.close()
-        self._reap()
-        for future in asked:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+        for future, _ in asked:
             future.set_exception(ForkServerLost("the fork server died"))
         for rank in ranks:
             rank.ended(Exit(lost=True))
 
-    def _reap(self) -> None:
-        if self.process is None:
-            return
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self.process.wait(10)
-
     def _kill(self) -> None:
         if self.process is not None:
-            self.process.send_signal(signal.SIGKILL)
+            self.process.kill()
 
 
 def log_path(job_dir: Path, stream: str) -> Path:

@@ -1,15 +1,29 @@
-"""The supervisor's side of a rank: its lifeline, its signals, and how it is stopped."""
+"""The supervisor's side of a rank: its lifeline, its signals, how it is stopped, and its list.
+
+The list of running ranks is on disk, so that a restarted worker kills those left over. A rank that
+cannot be killed stays in it, and no job gets its devices until it is gone.
+"""
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from glasshouse import jsonio, processes
 from glasshouse.processes import Identity
+
+_log: Any = structlog.get_logger()
+_KILL_S = 10.0
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +45,18 @@ class Exit:
 
 
 class Rank:
-    """One training process, and the pipe whose end means that its supervisor is gone."""
+    """One training process, and the pipe whose end means that its supervisor is gone.
+
+    To stop it, it is asked, then gets SIGTERM, then SIGKILL. To ask again can only add force.
+    """
 
     def __init__(self, identity: Identity, lifeline: int) -> None:
         self.identity = identity
         self._lifeline: int | None = lifeline
         self._over = threading.Event()
         self._exit: Exit | None = None
+        self._how: str | None = None
+        self._asked_at = self._termed_at = self._killed_at = _NEVER
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Wait for the end and return it; None while the rank is running."""
@@ -54,6 +73,42 @@ class Rank:
         """Send a signal to the rank's whole process group."""
         return processes.signal_group(self.identity, number)
 
+    @property
+    def is_signalled(self) -> bool:
+        """Whether `ask` or `press` sent a signal, so that a death by signal is expected."""
+        return self._termed_at != _NEVER
+
+    def has_survived(self, unkillable_s: float) -> bool:
+        """Whether SIGKILL has not ended it for so long: it hangs in a system call."""
+        return time.monotonic() > self._killed_at + unkillable_s
+
+    def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
+        """Ask the rank to stop at its next step boundary; with ``force``, send SIGTERM at once.
+
+        ``how``: ``cancelled``, or with a checkpoint to resume from as ``paused`` or
+        ``interrupted``. The first request starts the grace period.
+        """
+        self._asked_at = min(self._asked_at, time.monotonic())
+        if how != self._how:
+            self._how = how
+            self.tell({"do": "cancel"} if how == "cancelled" else {"do": "stop", "as": how})
+        if force:
+            self._terminate()
+
+    def press(self, *, grace_s: float, kill_s: float) -> None:
+        """Send the next signal if it is due. Called each time the supervisor checks the rank."""
+        now = time.monotonic()
+        if now >= self._asked_at + grace_s:
+            self._terminate()
+        if self._killed_at == _NEVER and now >= self._termed_at + kill_s:
+            self._killed_at = now
+            self.signal(signal.SIGKILL)
+
+    def _terminate(self) -> None:
+        if not self.is_signalled:
+            self._termed_at = time.monotonic()
+            self.signal(signal.SIGTERM)
+
     def ended(self, how: Exit) -> None:
         """Store the end; called by the thread that reads from the fork server."""
         self._exit = how
@@ -66,62 +121,73 @@ class Rank:
             self._lifeline = None
 
 
-class RankStop:
-    """Stops one rank: asks, then sends SIGTERM, then SIGKILL. To ask again can only add force."""
+class RankRegistry:
+    """The list of one worker's ranks, one file for each."""
 
-    def __init__(
-        self, rank: Rank, *, grace_s: float, kill_s: float, unkillable_s: float = 60.0
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._directory = work / "ranks"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def note(
+        self, process: Identity, devices: Iterable[str] = (), *, is_stuck: bool = False
     ) -> None:
-        self._rank = rank
-        self._grace_s = grace_s
-        self._kill_s = kill_s
-        self._unkillable_s = unkillable_s
-        self._how: str | None = None
-        self._asked_at: float | None = None
-        self._termed_at: float | None = None
-        self._killed_at: float | None = None
+        """Add a rank with its devices; ``is_stuck``: SIGKILL has not ended it."""
+        if is_stuck:
+            _log.error("rank_unkillable", pid=process.pid)
+        entry = {"pid": process.pid, "started": process.started}
+        entry |= {"devices": list(devices), "stuck": is_stuck}
+        new = self._path(process).with_suffix(".new")
+        new.write_text(json.dumps(entry))
+        new.replace(self._path(process))
 
-    @property
-    def signalled(self) -> bool:
-        """Whether this sent a signal, so that a death by signal is expected."""
-        return self._termed_at is not None
+    def forget(self, process: Identity) -> None:
+        """Remove a rank that has ended."""
+        self._path(process).unlink(missing_ok=True)
 
-    @property
-    def is_unkillable(self) -> bool:
-        """Whether even SIGKILL has not ended the rank: it hangs in a system call."""
-        if self._killed_at is None:
-            return False
-        return time.monotonic() > self._killed_at + self._unkillable_s
+    def withheld(self) -> dict[str, str]:
+        """Return the devices of ranks that cannot be killed, each with the reason."""
+        held: dict[str, str] = {}
+        for process, entry in self._entries():
+            if not entry.get("stuck"):
+                continue
+            if not (processes.alive(process) or processes.session_of(process)):
+                _log.info("rank_gone_at_last", pid=process.pid)
+                self.forget(process)
+                continue
+            reason = f"process {process.pid}, which cannot be killed, still has it"
+            held |= dict.fromkeys(entry["devices"], reason)
+        return held
 
-    def ask(self, how: str = "cancelled", *, force: bool = False) -> None:
-        """Ask the rank to stop at its next step boundary; with ``force``, send SIGTERM at once.
+    def clear(self) -> int:
+        """Kill ranks of earlier processes, remove job directories; return how many were killed."""
+        killed = 0
+        for process, entry in list(self._entries()):
+            killed += processes.signal_group(process, processes.KILL)
+            if processes.wait_gone(process, _KILL_S):
+                processes.kill_orphans(process)
+                self.forget(process)
+            else:
+                self.note(process, entry["devices"], is_stuck=True)
+        for path in self._work.glob("job_*"):
+            shutil.rmtree(path, ignore_errors=True)
+        return killed
 
-        ``how``: ``cancelled``, or with a checkpoint to resume from as ``paused`` or
-        ``interrupted``. The first request starts the grace period.
-        """
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-        if how != self._how:
-            self._how = how
-            cancels = how == "cancelled"
-            self._rank.tell({"do": "cancel"} if cancels else {"do": "stop", "as": how})
-        if force:
-            self._terminate()
+    def _entries(self) -> Iterator[tuple[Identity, dict[str, Any]]]:
+        """Yield the entries of this boot; delete all others, whose processes cannot be running."""
+        for path in sorted(self._directory.iterdir()):
+            try:
+                entry: dict[str, Any] = json.loads(path.read_text())
+                process = Identity(int(entry["pid"]), str(entry["started"]))
+            except (OSError, ValueError, KeyError, TypeError):
+                entry, process = {}, Identity(0, "")
+            if process.is_of_this_boot:
+                yield process, entry
+            else:
+                path.unlink(missing_ok=True)
 
-    def press(self) -> None:
-        """Send the next signal if it is due. Called each time the supervisor checks the rank."""
-        now = time.monotonic()
-        if self._asked_at is not None and now >= self._asked_at + self._grace_s:
-            self._terminate()
-        due = self._termed_at is not None and now >= self._termed_at + self._kill_s
-        if due and self._killed_at is None:
-            self._killed_at = now
-            self._rank.signal(signal.SIGKILL)
-
-    def _terminate(self) -> None:
-        if self._termed_at is None:
-            self._termed_at = time.monotonic()
-            self._rank.signal(signal.SIGTERM)
+    def _path(self, process: Identity) -> Path:
+        return self._directory / str(process.pid)
 
 
 def signal_name(number: int) -> str:

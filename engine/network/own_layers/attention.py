@@ -89,17 +89,22 @@ class DotProductAttention(TakesLengths, nn.Module):
         return f"num_heads={self.num_heads}, is_causal={self.is_causal}"
 
 
-class PositionEmbedding(nn.Embedding):
-    """A learned vector for each step of a row, from 0; expanded to the rows of its input."""
-
+class _NormalEmbedding(nn.Embedding):
     def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
-        """``num_embeddings``: max steps of a row. Normal init with ``std``, as in GPT-2."""
+        """Initialize normally with ``std``, as GPT-2 does, to keep the scores close together."""
         self.std = std
         super().__init__(num_embeddings, embedding_dim)
 
     def reset_parameters(self) -> None:
         """Initialize the vectors."""
         nn.init.normal_(self.weight, std=self.std)
+
+
+class PositionEmbedding(_NormalEmbedding):
+    """A learned vector for each step of a row, from 0; expanded to the rows of its input.
+
+    ``num_embeddings``: max steps of a row.
+    """
 
     def forward(self, x_BT: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the vectors of the steps of [B, T, …], as [B, T, embedding_dim]."""
@@ -112,20 +117,11 @@ class PositionEmbedding(nn.Embedding):
         return self.weight[:num_steps].expand(num_rows, -1, -1)
 
 
-class TiedEmbedding(nn.Embedding):
+class TiedEmbedding(_NormalEmbedding):
     """Maps entries to vectors; as a second layer (``shared_with``), vectors to scores of entries.
 
     Press and Wolf, 2017: the output layer's weight is the embedding's.
     """
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, std: float = 0.02) -> None:
-        """Initialize normally with ``std``, as GPT-2 does, to keep the scores close together."""
-        self.std = std
-        super().__init__(num_embeddings, embedding_dim)
-
-    def reset_parameters(self) -> None:
-        """Initialize the vectors."""
-        nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return vectors [B, …, D] of integers [B, …], or scores [B, …, V] of vectors [B, …, D]."""

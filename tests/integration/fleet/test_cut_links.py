@@ -14,7 +14,7 @@ from tests.integration.fleet.test_interleaving import station_of
 from tests.integration.store.factories import make_job, make_worker, running
 from tests.waiting import until
 from worker.context import idle_s
-from worker.wakeups.sweep import Sweep
+from worker.wakeups import Sweep
 
 LEASE_S = 4.0
 LIMIT_S = 18.0

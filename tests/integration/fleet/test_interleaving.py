@@ -21,7 +21,7 @@ from tests.integration.store.factories import make_worker
 from tests.interleaving import meeting, meetings
 from worker.context import WorkerContext
 from worker.dispatch import dispatch
-from worker.wakeups.sweep import Sweep
+from worker.wakeups import Sweep
 
 LEASE_S = 30.0
 MOST = 60

@@ -11,7 +11,7 @@ from tests.integration.fleet.test_interleaving import station_of
 from tests.integration.store.factories import make_job, make_worker
 from tests.waiting import until
 from worker import dispatch
-from worker.wakeups.sweep import Sweep
+from worker.wakeups import Sweep
 
 
 def test_a_job_of_which_no_worker_was_notified_is_begun_by_the_first_sweep(

@@ -25,7 +25,7 @@ from models.settings import Settings
 from models.storage import pending_deletions
 from models.storage.artifacts import LocalArtifacts
 from models.tables import Event, Job, Mark, Metric, Table, core
-from worker.cleanup.purging import Purging
+from worker import cleanup
 
 from .factories import losses, make_job, make_worker, purge_deleted, running, saved, ship
 
@@ -202,8 +202,7 @@ def test_a_worker_deletes_what_deleted_jobs_have_left_and_asks_for_no_turn_witho
         database=database, artifacts=store, settings=settings, name="w1", stopping=Event_()
     )
     kept = make_full(database)
-    look = Purging(context).deleted
-    look()
+    cleanup.purge_deleted(context)
     with database.read() as tx:
         assert marks.read(tx, "purge.deleted") is None
     alone = hanging(database)
@@ -211,11 +210,11 @@ def test_a_worker_deletes_what_deleted_jobs_have_left_and_asks_for_no_turn_witho
     delete(database, job)
     with database.write() as tx:  # another worker is at it
         assert marks.take(tx, "purge.deleted", "w2", every_ms=0)
-    look()
+    cleanup.purge_deleted(context)
     assert hanging(database)["jobs"] == 2
     with database.write() as tx:
         tx.execute(update(Mark).values(at_ms=0))
-    look()
+    cleanup.purge_deleted(context)
     assert hanging(database) == alone
     with database.read() as tx:
         assert jobs.get(tx, kept.id, "ada").deleted_at is None

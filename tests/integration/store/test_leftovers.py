@@ -11,7 +11,7 @@ from models.database import Database
 from models.jobs import attempts, jobs
 from models.jobs.shipments import Batch
 from models.storage.artifacts import LocalArtifacts
-from worker.cleanup.leftovers import OLD_S, Leftovers, remove_unnamed
+from worker.cleanup import OLD_S, Leftovers, remove_unnamed
 
 from .factories import make_job, make_worker, next_attempt, running, saved, ship
 

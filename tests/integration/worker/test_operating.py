@@ -27,7 +27,7 @@ from tests.integration.worker.harness import Harness, endless, train_spec
 from tests.waiting import until
 from worker.context import WorkerContext
 from worker.processes.fork_server import ForkServerClient
-from worker.wakeups.canary import Canary
+from worker.wakeups import Canary
 
 GIB = 1024**3
 

@@ -23,6 +23,7 @@ from models.tables import Event, Job, now
 from tests.integration.store.factories import make_job, make_worker, running
 from worker.attempt.captures import CapturedTensors
 from worker.attempt.control import CommandDelivery
+from worker.attempt.resume import Attempt
 from worker.attempt.store import MAX_RECORDS, AttemptStore, punch_hole
 from worker.context import WorkerContext
 from worker.processes.fork_server import ForkServerClient, log_path
@@ -64,12 +65,11 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[AttemptStore]:
     make_worker(forgetful)
     job = make_job(forgetful)
     claim = running(forgetful, job)
-    directory = tmp_path / "attempt"
-    log_path(directory, "stdout").parent.mkdir(parents=True)
-    control = CommandDelivery(forgetful, job.id, directory)
     with forgetful.read() as tx:
-        whole = jobs.whole(tx, job.id, None)
-    made = AttemptStore(context, claim, whole, directory, control)
+        attempt = Attempt(context, claim, jobs.whole(tx, job.id, None))
+    log_path(attempt.directory, "stdout").parent.mkdir(parents=True)
+    (tmp_path / "attempt").symlink_to(attempt.directory)
+    made = AttemptStore(attempt, CommandDelivery(forgetful, job.id, attempt.directory))
     yield made
     made.drain.close()
     notifier.close()
@@ -192,7 +192,7 @@ def test_the_disk_space_of_what_is_stored_is_freed_in_large_pieces(
     assert 128 * 1024 < max(taken) < 512 * 1024
     assert min(taken[8:]) < 128 * 1024
     assert all(after - before >= 256 * 1024 for before, after in pairwise(freed))
-    assert store.step == 63
+    assert store.sorter.step == 63
 
 
 def num_metrics(database: Database) -> int:

@@ -122,7 +122,7 @@ NVML = SimpleNamespace(
     nvmlDeviceGetMigMode=lambda handle: (1, 1) if handle == "d1" else (0, 0),
     nvmlDeviceGetMaxMigDeviceCount=lambda handle: 3,
     nvmlDeviceGetMigDeviceHandleByIndex=part_of,
-    nvmlDeviceGetName=lambda handle: b"H200",
+    nvmlDeviceGetName=lambda handle: "H200",
     nvmlDeviceGetUUID=lambda handle: f"MIG-{handle}" if "m" in handle else f"GPU-{handle}",
     nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * 2**30),
 )

@@ -3,7 +3,7 @@ import sys
 
 PROGRAM = """
 import signal
-from worker.signals import ShutdownSignals
+from worker.app import ShutdownSignals
 
 class Finalized:
     def __del__(self):

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from models.settings import Settings
-from worker.attempt.liveness import Backpressure, Watchdog
+from worker.attempt.control import Backpressure, Watchdog
 from worker.processes.rank import Rank
 
 Make = Callable[..., Watchdog]

@@ -113,40 +113,12 @@ def test_no_spelling_of_loopback_gets_through_the_systems_resolver(host: str):
     assert server.got == []
 
 
-def test_a_redirection_is_given_as_it_is_unless_asked_for():
-    with receiver() as second, receiver(307, Location=second.url) as first:
-        assert post(first.url, Resolver(["127.0.0.1"])).status == 307
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirection_is_given_as_it_is_and_not_followed(status: int):
+    with receiver() as second, receiver(status, Location=second.url) as first:
+        assert post(first.url, Resolver(["127.0.0.1"])).status == status
         assert second.got == []
-        reply = post(first.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=2))
-        assert (reply.status, reply.url) == (200, second.url)
-    ((_, _, headers, body),) = second.got
-    assert body == b"{}"
-    assert headers["X-Mine"] == "1"
-    assert "Authorization" not in headers, "a secret went to another server"
-
-
-def test_every_hop_is_judged_anew():
-    with receiver() as inside, receiver(307, Location=inside.url) as outside:
-        rebinding = Resolver(["127.0.0.1"], ["127.0.0.2"])
-        with pytest.raises(AddressRefused):
-            post(
-                outside.url,
-                rebinding,
-                Allowed.of("127.0.0.1"),
-                limits=RequestLimits(max_redirects=3),
-            )
-        assert inside.got == []
-        outside.headers = {"Location": "file:///etc/passwd"}
-        with pytest.raises(AddressRefused):
-            post(outside.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=3))
-
-
-def test_redirections_without_end_are_ended():
-    with receiver(308) as server:
-        server.headers = {"Location": "/in"}
-        reply = post(server.url, Resolver(["127.0.0.1"]), limits=RequestLimits(max_redirects=4))
-    assert reply.status == 308
-    assert len(server.got) == 5
+    assert len(first.got) == 1
 
 
 def test_of_a_long_answer_only_the_beginning_is_read():

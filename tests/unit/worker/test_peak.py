@@ -1,6 +1,6 @@
 from models.settings import Settings
 from models.tables import Device
-from worker.attempt.workplace import peak_flops
+from worker.attempt.launch import peak_flops
 from worker.devices import inventory
 
 

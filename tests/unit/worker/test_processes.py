@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.processes.rank import Rank, RankStop
+from worker.processes.rank import Rank
 
 
 @pytest.fixture
@@ -82,14 +82,13 @@ def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[by
     read_end, write_end = os.pipe()
     rank = Rank(identity(sleeper), write_end)
     os.kill(sleeper.pid, signal.SIGSTOP)  # SIGTERM does not reach it
-    stop = RankStop(rank, grace_s=0.2, kill_s=0.2)
     began = time.monotonic()
-    stop.press()
-    assert not stop.signalled
-    stop.ask()
+    rank.press(grace_s=0.2, kill_s=0.2)
+    assert not rank.is_signalled
+    rank.ask()
     assert os.read(read_end, 100) == b'{"do":"cancel"}\n'
     while sleeper.poll() is None:
-        stop.press()
+        rank.press(grace_s=0.2, kill_s=0.2)
         assert time.monotonic() < began + 60
     assert sleeper.returncode == -signal.SIGKILL
     assert time.monotonic() - began >= 0.4
@@ -101,7 +100,7 @@ def test_a_rank_is_asked_then_signalled_then_killed(sleeper: subprocess.Popen[by
 def test_force_does_not_wait(sleeper: subprocess.Popen[bytes]):
     read_end, write_end = os.pipe()
     rank = Rank(identity(sleeper), write_end)
-    RankStop(rank, grace_s=60, kill_s=60).ask(force=True)
+    rank.ask(force=True)
     assert sleeper.wait(60) == -signal.SIGTERM
     rank.close()
     os.close(read_end)

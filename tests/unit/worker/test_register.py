@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from worker.processes.rank_registry import RankRegistry
+from worker.processes.rank import RankRegistry
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_devices_of_a_rank_that_cannot_be_killed_are_withheld_until_it_is_gone(
     found = identity(sleeper)
     register.note(found, ["cpu:0", "cuda:1"])
     assert register.withheld() == {}  # an ordinary rank
-    register.give_up(found)
+    register.note(found, ["cpu:0", "cuda:1"], is_stuck=True)
     held = RankRegistry(tmp_path).withheld()  # also after a restart of the worker
     assert set(held) == {"cpu:0", "cuda:1"}
     assert str(found.pid) in held["cpu:0"]

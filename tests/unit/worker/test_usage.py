@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from worker.attempt.records import Shipment, Sorter
-from worker.devices import gpus
-from worker.devices.usage import EVERY_S, Usage
+from worker.devices import hardware
+from worker.devices.usage import EVERY_S, GpuUsageReader, Usage
 
 BURNER = """
 import sys, threading, time
@@ -138,7 +138,7 @@ class Nvml:
 
 
 def test_figures_of_several_devices_are_joined_and_what_one_does_not_report_is_omitted():
-    assert gpus.read(Nvml(), [0, 1]) == {
+    assert hardware.usage(Nvml(), [0, 1]) == {
         "gpu_memory_used_bytes": 30,
         "gpu_memory_total_bytes": 200,
         "gpu_percent": 40,
@@ -148,7 +148,7 @@ def test_figures_of_several_devices_are_joined_and_what_one_does_not_report_is_o
 
 
 def test_devices_that_cannot_be_queried_give_no_metrics():
-    reader = gpus.GpuUsageReader(["GPU-none"])
+    reader = GpuUsageReader(["GPU-none"])
     try:
         assert reader.newest() == {}
     finally:

@@ -1,7 +1,9 @@
-"""The sweep: finds what a lost message, a lost worker or a lost process left behind.
+"""What makes a worker check for work: wake-ups, the sweep, and the canary.
 
-It needs no broker. It dispatches queued jobs, ends attempts whose lease has expired, and starts
-attempts that are assigned to this worker and whose wake-up has not arrived.
+A wake-up is a Celery message, which says only that there is work in the database. The sweep finds
+what a lost message, a lost worker or a lost process left behind. It needs no broker: it dispatches
+queued jobs, ends attempts whose lease has expired, and starts attempts that are assigned to this
+worker and whose wake-up has not arrived.
 """
 
 import contextlib
@@ -17,12 +19,14 @@ from glasshouse.failpoints import failpoint
 from models import marks
 from models.database import lock_at_most
 from models.fleet import heartbeats, workers
+from models.fleet.heartbeats import MISSED_CANARIES
+from models.fleet.notifier import worker_queue
 from models.jobs import attempts, leases
 from models.jobs.endings import FATES, ExitKind
 from models.jobs.leases import Claim
 from worker.attempt.supervisor import supervise
-from worker.context import AWAY, WorkerContext
-from worker.wakeups import tasks
+from worker.context import AWAY, WorkerContext, attempt_to
+from worker.ingest import Readers
 
 _log: Any = structlog.get_logger()
 
@@ -30,22 +34,54 @@ _SLOW_S = 1.0
 """A write that takes longer had to wait for the database."""
 
 
-class ClockWatch:
-    """Detects, by the monotonic clock, that the database's clock was set."""
+def add_tasks(app: Any, context: WorkerContext, canary: "Canary", readers: Readers) -> None:
+    """Register the tasks of a worker. If one fails, the sweep tries again."""
 
-    def __init__(self, tolerance_s: float) -> None:
-        self._tolerance_s = tolerance_s
-        self._began_s: float | None = None
+    def on_supervise(job_id: str, *_: object) -> None:
+        context.supervise(job_id, supervise)
 
-    def was_set(self, time_ms: int) -> bool:
-        """Return whether it was set since `trust`; ``time_ms`` is its time now."""
-        if self._began_s is None:
-            return False
-        return abs(_beginning_s(time_ms) - self._began_s) > self._tolerance_s
+    def add(name: str, act: Callable[..., object]) -> None:
+        def on_message(*arguments: Any, **_: Any) -> None:
+            attempt_to(name, lambda: act(*arguments))
 
-    def trust(self, time_ms: int) -> None:
-        """Take its time now as the reference, so that clocks may drift apart slowly."""
-        self._began_s = _beginning_s(time_ms)
+        app.task(on_message, name=f"glasshouse.{name}", shared=False)
+
+    add("canary", canary.received)
+    add("dispatch", context.dispatch)
+    add("read", readers.wake)
+    add("supervise", on_supervise)
+
+
+class Canary:
+    """Checks that this worker receives wake-ups: it sends one to itself and stores when it arrives.
+
+    The wake-up takes the usual way, through the broker and the worker's own queue. The database has
+    the time of the last one. An unresponsive worker still works, by its sweep, only later.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._heard_at = time.monotonic()
+        self._is_reported = False
+
+    def __call__(self) -> None:
+        """Send a wake-up to this worker."""
+        context = self._context
+        if not context.notifier.is_full(worker_queue(context.name)):
+            context.notifier.canary(context.name)
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s > MISSED_CANARIES * context.settings.canary_s and not self._is_reported:
+            self._is_reported = True
+            _log.warning("worker_unresponsive", silent_s=round(silent_s))
+
+    def received(self, *_: object) -> None:
+        """Store that the wake-up has arrived."""
+        with self._context.database.write() as tx:
+            heartbeats.received_canary(tx, self._context.name, instance=self._context.instance)
+        self._heard_at = time.monotonic()
+        if self._is_reported:
+            self._is_reported = False
+            _log.info("worker_responsive")
 
 
 class Sweep:
@@ -57,7 +93,8 @@ class Sweep:
         self._looked_at = self._ended_at = 0.0
         self._long_s = 3 * context.settings.sweep_s + _SLOW_S
         """If a sweep or the pause between two takes longer, this process was suspended."""
-        self._clock = ClockWatch(min(_SLOW_S, context.settings.lease_s / 2))
+        self._clock_began_s: float | None = None
+        """The database's time when the monotonic clock was at 0, at the last sweep, seconds."""
 
     def __call__(self) -> None:
         """Sweep once."""
@@ -87,12 +124,19 @@ class Sweep:
             return
         slow = time.monotonic() - began > _SLOW_S
         slept = began - self._ended_at > self._long_s
-        if self._clock.was_set(time_ms):
+        if self._clock_was_set(time_ms):
             _log.warning("clock_set")
             self._healthy_since = None
-        self._clock.trust(time_ms)
+        self._clock_began_s = _beginning_s(time_ms)  # clocks may drift apart slowly
         if self._healthy_since is None or slow or slept:
             self._healthy_since = time.monotonic()
+
+    def _clock_was_set(self, time_ms: int) -> bool:
+        """Return whether the database's clock was set since the last sweep; it says ``time_ms``."""
+        if self._clock_began_s is None:
+            return False
+        tolerance_s = min(_SLOW_S, self._context.settings.lease_s / 2)
+        return abs(_beginning_s(time_ms) - self._clock_began_s) > tolerance_s
 
     def _serve_queue(self) -> None:
         """Dispatch queued jobs for all workers: one worker does so in each interval."""
@@ -115,7 +159,7 @@ class Sweep:
         for job_id in waiting:
             _log.info("begun_by_sweep", job=job_id)
             threading.Thread(
-                target=tasks.handle,
+                target=attempt_to,
                 args=("sweep", lambda job=job_id: context.supervise(job, supervise)),
                 name=f"supervise-{job_id}",
                 daemon=True,
@@ -141,7 +185,7 @@ class Sweep:
             lock_at_most(tx, _SLOW_S / 2)
             time_ms = leases.still_expired(tx, claim)
             waited = time.monotonic() - began > _SLOW_S  # its supervisor had to wait as well
-            expired = time_ms is not None and not self._clock.was_set(time_ms)
+            expired = time_ms is not None and not self._clock_was_set(time_ms)
             ended = (expired and not waited) and attempts.give_up(
                 tx,
                 claim,
@@ -180,29 +224,3 @@ def return_attempts(
 def _beginning_s(time_ms: int) -> float:
     """Return the time of a clock when the monotonic clock was at 0, seconds."""
     return time_ms / 1000 - time.monotonic()
-
-
-class Every:
-    """A thread that repeats an action; a failure is logged, and the next turn tries again."""
-
-    def __init__(
-        self, period_s: float, act: Callable[[], None], name: str, *, at_once: bool = True
-    ) -> None:
-        self._period_s = period_s
-        self._at_once = at_once
-        self._act = act
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def end(self, timeout_s: float = 5.0) -> None:
-        """End after the turn that is running."""
-        self._ended.set()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        if not self._at_once:
-            self._ended.wait(self._period_s)
-        while not self._ended.is_set():
-            tasks.handle(self._thread.name, self._act)
-            self._ended.wait(self._period_s)
