@@ -71,11 +71,6 @@ class Target:
     """Includes the query."""
 
     @property
-    def origin(self) -> tuple[str, str, int]:
-        """Return the origin: URLs with the same origin have the same server."""
-        return self.scheme, self.host, self.port
-
-    @property
     def authority(self) -> str:
         """Return the value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
