@@ -84,8 +84,8 @@ def driver(commands: list[list[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Desk:
-    """Somebody's jobs and data, and the commands that are to be shown."""
+class Session:
+    """The jobs and data of one user, and the commands to run."""
 
     endpoint: Endpoint
     home: Path
@@ -93,7 +93,7 @@ class Desk:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a command that is typed at this desk."""
+        """The environment of its commands."""
         service = {"URL": self.endpoint.url, "API_KEY": self.endpoint.key}
         found = plain_environment(**service, HOME=str(self.home))
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):  # of the test run
@@ -101,14 +101,14 @@ class Desk:
         return found | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
     def driving(self, *more: str) -> list[str]:
-        """A process that runs all commands, one after the other."""
+        """The command of a process that runs all of them, one after the other."""
         return driver([[*command, *more] for command in self.commands])
 
 
 @pytest.fixture(scope="module")
-def desk(local_service: LocalService, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+def session(local_service: LocalService, tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A key of its own, so that nothing of other tests is listed; two jobs that have ended."""
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("session")
     endpoint = local_service.another_key("golden", "read", "submit")
     rows = folder / "rows.csv"
     rows.write_text("x,y\n" + "".join(f"{sign},{2 * sign}\n" for sign in (1, -1) * 4))
@@ -121,7 +121,7 @@ def desk(local_service: LocalService, tmp_path_factory: pytest.TempPathFactory) 
         with pytest.raises(gh.JobFailed):
             bad.wait(120)
     (folder / "job.json").write_text(json.dumps(spec | {"name": "made here"}))
-    return Desk(
+    return Session(
         endpoint,
         folder,
         [
@@ -176,17 +176,17 @@ class Normal:
 
 
 @pytest.fixture(scope="module")
-def normal(desk: Desk) -> Normal:
+def normal(session: Session) -> Normal:
     """With the ids of the commands known first, so that all outputs number alike."""
     made = Normal()
-    made(shlex.join(word for command in desk.commands for word in command))
+    made(shlex.join(word for command in session.commands for word in command))
     return made
 
 
-def told(desk: Desk, outputs: list[str], normal: Normal) -> str:
-    """The whole session as a person would see it, without what is of this run only."""
+def transcript(session: Session, outputs: list[str], normal: Normal) -> str:
+    """The whole session as a user sees it, without the values that differ between runs."""
     shown: list[str] = []
-    for command, text in zip(desk.commands, outputs, strict=True):
+    for command, text in zip(session.commands, outputs, strict=True):
         words = [Path(word).name if word.startswith("/") else word for word in command]
         # depends on the width of the removed text, or varies
         is_loose = command[0] in ("quota", "jobs", "show", "compare")
@@ -260,21 +260,21 @@ def by_command(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_terminal_shows_what_it_did(desk: Desk, normal: Normal, width: int):
-    sent = in_terminal(desk.driving(), width, desk.environment)
+def test_a_terminal_shows_what_it_did(session: Session, normal: Normal, width: int):
+    sent = in_terminal(session.driving(), width, session.environment)
     text = re.sub(r"(\[exit \d+\]\r?\n)\[exit \d+\]\r?\n", r"\1", sent)  # both streams end there
     outputs = [drawn(part) + "\n" for part in by_command(text.replace("\r\n", "\n"))]
     for line in "".join(outputs).splitlines():
         # what is wider is one long value or message: the terminal wraps it
         assert len(line) <= width or not re.search(r"\S  +\S", line), line
-    check(f"terminal-{width}.txt", told(desk, outputs, normal))
+    check(f"terminal-{width}.txt", transcript(session, outputs, normal))
 
 
-def piped(desk: Desk, *more: str) -> list[tuple[str, str, str]]:
+def piped(session: Session, *more: str) -> list[tuple[str, str, str]]:
     """Of each command what comes out of it, how it ended, and what it said to people."""
     done = subprocess.run(
-        desk.driving(*more),
-        env=desk.environment,
+        session.driving(*more),
+        env=session.environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -288,16 +288,18 @@ def piped(desk: Desk, *more: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_a_pipe_gets_lines_and_nothing_is_cut(desk: Desk, normal: Normal):
-    outputs = ["".join(parts) for parts in piped(desk)]
+def test_a_pipe_gets_lines_and_nothing_is_cut(session: Session, normal: Normal):
+    outputs = ["".join(parts) for parts in piped(session)]
     assert "\x1b" not in "".join(outputs)
     assert SPEC["name"] in outputs[0]
-    check("pipe.txt", told(desk, outputs, normal))
+    check("pipe.txt", transcript(session, outputs, normal))
 
 
-def test_json_is_one_document_for_each_command(desk: Desk, normal: Normal):
-    outputs = [_readable(json.loads(out)) + code + err for out, code, err in piped(desk, "--json")]
-    check("json.txt", told(desk, outputs, normal))
+def test_json_is_one_document_for_each_command(session: Session, normal: Normal):
+    outputs = [
+        _readable(json.loads(out)) + code + err for out, code, err in piped(session, "--json")
+    ]
+    check("json.txt", transcript(session, outputs, normal))
 
 
 OF_THIS_RUN = {
@@ -325,9 +327,9 @@ def _without(value: Any, drop: Callable[[str], bool]) -> Any:
     return [_without(one, drop) for one in value] if isinstance(value, list) else value
 
 
-def test_watching_in_a_terminal_continues_to_the_end_of_the_job(desk: Desk):
-    command = driver([["submit", str(desk.home / "job.json"), "--watch"]])
-    sent = in_terminal(command, 80, desk.environment | {"NO_COLOR": "1"})
+def test_watching_in_a_terminal_continues_to_the_end_of_the_job(session: Session):
+    command = driver([["submit", str(session.home / "job.json"), "--watch"]])
+    sent = in_terminal(command, 80, session.environment | {"NO_COLOR": "1"})
     assert not re.search(r"\x1b\[[0-9;]*3\dm", sent)
     text = drawn(sent)
     assert re.search(r"^job_\w+  succeeded  made here$", text, re.MULTILINE)

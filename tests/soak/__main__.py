@@ -238,7 +238,7 @@ def about(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     return asked | {"cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def told(report: dict[str, Any]) -> list[dict[str, Any]]:
+def report_lines(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The report as lines: one of it all, and one of each figure."""
     whole = {name: value for name, value in report.items() if name != "figures"}
     return [whole, *report["figures"]]
@@ -325,7 +325,7 @@ def main() -> int:
     sys.stdout.write(f"\n{table(report)}\n")
     if name:
         kept = ROOT / "bench" / "results" / f"{name}.jsonl"
-        kept.write_text("".join(json.dumps(line) + "\n" for line in told(report)))
+        kept.write_text("".join(json.dumps(line) + "\n" for line in report_lines(report)))
     return 1 if report["wrong"] else 0
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.chaos.verifier import Record
-from tests.soak.__main__ import Plan, grown, soak, table, told
+from tests.soak.__main__ import Plan, grown, report_lines, soak, table
 from tests.soak.samples import BOUNDS
 from tests.soak.work import compare
 
@@ -32,7 +32,7 @@ def test_a_short_soak_hits_what_runs_and_finds_nothing_wrong(database_url: str):
     for line in ("api one", "worker north", "fork_server north"):
         assert {(line, figure) for figure in ("rss_mib", "descriptors", "threads")} <= lines
     assert ("store", "wal_mib") in lines
-    assert len(told(report)) == 1 + len(report["figures"])
+    assert len(report_lines(report)) == 1 + len(report["figures"])
 
 
 def test_every_figure_has_a_bound_and_sizes_are_judged_once_they_can_settle():

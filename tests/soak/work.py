@@ -196,7 +196,7 @@ def compare(kind: str, found: Record, golden: Record) -> list[str]:
     A pause saves a checkpoint of its own, so that the list of them may differ. A job that was
     cancelled has said, of the steps that it made, what the other one said of those.
     """
-    said, meant = told(found), told(golden)
+    said, meant = step_events(found), step_events(golden)
     if kind == "cancelled" and found.state == "cancelled":
         return [] if said == meant[: len(said)] else ["said something else before it was cancelled"]
     problems = [f"ended as {found.state}"] * (found.state != "succeeded")
@@ -208,6 +208,6 @@ def compare(kind: str, found: Record, golden: Record) -> list[str]:
     return problems
 
 
-def told(record: Record) -> list[tuple[Any, ...]]:
+def step_events(record: Record) -> list[tuple[Any, ...]]:
     """The events that tell of steps, without the checkpoints."""
     return [event for event in record.log if event[0] != "checkpoint"]

@@ -342,14 +342,14 @@ def test_columns_of_very_different_scale_give_a_warning_unless_normalized(
         },
     }
 
-    def told(spec: dict[str, Any]) -> list[str]:
+    def scale_warnings(spec: dict[str, Any]) -> list[str]:
         answer = api.post("/api/v1/plan", json=spec)
         assert answer.status_code == 200, answer.text
         found = [one for one in answer.json()["warnings"] if one["code"] == "uneven_scale"]
         return [one["detail"] for one in found]
 
-    (detail,) = told(spec)
+    (detail,) = scale_warnings(spec)
     assert "'mass' has values of about 4.02e+03, and 'depth'" in detail
     assert "uneven_scale" in [one["code"] for one in made(api, spec)["warnings"]]
     normalized = {"normalize": {"x": {"type": "standard"}}}
-    assert told(spec | {"data": spec["data"] | normalized}) == []
+    assert scale_warnings(spec | {"data": spec["data"] | normalized}) == []

@@ -38,7 +38,7 @@ def looked_up(database: Database) -> list[str]:
     return found
 
 
-def told(ring: Keyring, secret: str, client: str) -> str:
+def outcome_of(ring: Keyring, secret: str, client: str) -> str:
     try:
         return asyncio.run(ring.check(secret, "key", client)).owner
     except (KeyInvalid, TooManyInvalidKeys) as error:
@@ -57,24 +57,24 @@ def test_unknown_keys_of_one_address_are_looked_up_some_times_and_no_more(
     ring = Keyring(database, Settings(home=tmp_path))
     monkeypatch.setattr(ring._failures, "_clock", clock)  # pyright: ignore[reportPrivateUsage]
     good, other = make(database, "ada"), make(database, "bob")
-    answers = [told(ring, keys.make_secret(), "10.0.0.1") for _ in range(200)]
+    answers = [outcome_of(ring, keys.make_secret(), "10.0.0.1") for _ in range(200)]
     allowed = answers.count("key_invalid")
     assert allowed == 2 * access.FAILURES_PER_S
     assert answers[allowed:] == ["too_many_invalid_keys"] * (200 - allowed)
     assert len(looked_up) == allowed + 1, "each that was let through, and the list once"
     # neither of whom has a good key is locked out: from this address or from another
-    assert told(ring, good, "10.0.0.1") == "ada"
-    assert told(ring, other, "10.0.0.1") == "bob"
-    assert told(ring, keys.make_secret(), "10.0.0.2") == "key_invalid"
+    assert outcome_of(ring, good, "10.0.0.1") == "ada"
+    assert outcome_of(ring, other, "10.0.0.1") == "bob"
+    assert outcome_of(ring, keys.make_secret(), "10.0.0.2") == "key_invalid"
     # a key that is made meanwhile opens as soon as the list is read again
     late = make(database, "eve")
-    assert told(ring, late, "10.0.0.1") == "too_many_invalid_keys"
+    assert outcome_of(ring, late, "10.0.0.1") == "too_many_invalid_keys"
     time[0] += 0.01 + access.LISTED_S / 1000
     ring.forget()
-    assert told(ring, late, "10.0.0.1") == "eve"
+    assert outcome_of(ring, late, "10.0.0.1") == "eve"
     # and after a while unknown keys are looked up again
     time[0] += 10.0
-    assert told(ring, keys.make_secret(), "10.0.0.1") == "key_invalid"
+    assert outcome_of(ring, keys.make_secret(), "10.0.0.1") == "key_invalid"
 
 
 def test_a_client_with_wrong_keys_has_to_wait_and_another_is_answered(service: Api):

@@ -62,5 +62,5 @@ def test_an_event_that_is_lost_to_one_client_is_noticed() -> None:
         client.read()
     assert (client.greeted, client.last, client.ended) == (True, 2, True)
     client = Client(0, Wire(head + two))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(AssertionError, match=r"\[2\] and not \[1\]"):
+    with pytest.raises(AssertionError, match=r"got \[2\] instead of \[1\]"):
         client.read()

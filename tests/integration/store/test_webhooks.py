@@ -22,7 +22,7 @@ def add(database: Database, owner: str = "ada", **options: Any) -> str:
         return webhooks.add(tx, owner=owner, **wanted).id
 
 
-def told(database: Database, webhook: str) -> list[Delivery]:
+def deliveries_of(database: Database, webhook: str) -> list[Delivery]:
     with database.read() as tx:
         return webhooks.deliveries(tx, webhook, after=None, limit=100)[::-1]
 
@@ -52,7 +52,7 @@ def test_each_move_is_a_message_written_with_it(database: Database):
     failure = {"code": "spec_failed", "message": "m", "category": "spec", "log_tail": "a secret"}
     with database.write() as tx:
         attempts.finish(tx, claim, "failed", exit_kind="user_error", error=failure)
-    rows = told(database, webhook)
+    rows = deliveries_of(database, webhook)
     assert sorted(row.type for row in rows) == [
         "job.failed",
         "job.queued",
@@ -80,7 +80,7 @@ def test_a_state_change_that_is_rolled_back_sends_no_webhook(database: Database)
 
     with pytest.raises(Crash):
         submit_and_crash()
-    assert told(database, webhook) == []
+    assert deliveries_of(database, webhook) == []
 
 
 def test_only_the_owners_wanted_types_and_labels_are_reported(database: Database):
@@ -90,7 +90,9 @@ def test_only_the_owners_wanted_types_and_labels_are_reported(database: Database
     make_job(database)
     make_job(database, labels={"team": "a", "x": "y"})
     make_job(database, labels={"team": "b"})
-    assert [len(told(database, one)) for one in (everything, others, failed, labelled)] == [
+    assert [
+        len(deliveries_of(database, one)) for one in (everything, others, failed, labelled)
+    ] == [
         3,
         0,
         0,
@@ -108,7 +110,7 @@ def test_what_one_worker_has_taken_no_other_takes_until_it_had_time(database: Da
     assert take(database) == []
     with database.write() as tx:
         webhooks.delivered(tx, again, 204)
-    (row,) = told(database, webhook)
+    (row,) = deliveries_of(database, webhook)
     assert (row.state, row.status, row.tries) == ("delivered", 204, 2)
     assert take(database, hold_ms=0) == []
 
@@ -128,7 +130,7 @@ def test_a_failure_is_retried_and_a_success_forgets_it(database: Database):
     make_job(database)
     (sending,) = take(database)
     assert not miss(database, sending)
-    (row,) = told(database, webhook)
+    (row,) = deliveries_of(database, webhook)
     assert (row.state, row.status, row.problem) == ("pending", 500, "no")
     with database.read() as tx:
         assert webhooks.get(tx, webhook, "ada").failing_since is not None
@@ -140,7 +142,7 @@ def test_a_failure_is_retried_and_a_success_forgets_it(database: Database):
     make_job(database)
     (sending,) = take(database)
     miss(database, sending, retry_in_s=None)
-    assert [row.state for row in told(database, webhook)] == ["delivered", "failed"]
+    assert [row.state for row in deliveries_of(database, webhook)] == ["delivered", "failed"]
 
 
 def test_after_a_long_time_without_success_it_is_switched_off(database: Database):
@@ -153,9 +155,9 @@ def test_after_a_long_time_without_success_it_is_switched_off(database: Database
     with database.write() as tx:
         tx.execute(update(Webhook).values(failing_since=past))
     assert miss(database, second)
-    assert {row.state for row in told(database, webhook)} == {"failed"}
+    assert {row.state for row in deliveries_of(database, webhook)} == {"failed"}
     make_job(database)
-    assert len(told(database, webhook)) == 2
+    assert len(deliveries_of(database, webhook)) == 2
     assert take(database) == []
 
 

@@ -18,7 +18,7 @@ def guarded(harness: Harness, guard: dict[str, Any], **changes: Any) -> dict[str
     return spec
 
 
-def told(harness: Harness, job_id: str) -> list[dict[str, Any]]:
+def findings_of(harness: Harness, job_id: str) -> list[dict[str, Any]]:
     found = harness.payloads(job_id, "finding")
     for payload in found:
         head = {"job": job_id, "seq": 1, "attempt": 1, "at": "2026-01-01T00:00:00Z"}
@@ -41,7 +41,7 @@ def test_a_job_that_is_to_fail_by_its_numbers_names_the_layer_and_is_not_retried
     assert len(where["samples"]) == 16
     assert set(where["bad_samples"]) <= set(where["samples"])
     assert [one.exit_kind for one in harness.attempts(job_id)] == ["nonfinite"]
-    (finding,) = told(harness, job_id)
+    (finding,) = findings_of(harness, job_id)
     assert (finding["severity"], finding["action"], finding["layer"]) == ("error", "failed", "log")
     assert finding["message"] == job.error["message"]
     assert job.summary["loss"]["first_nonfinite_step"] == 0
@@ -54,7 +54,7 @@ def test_a_job_that_skips_is_counted_and_ends_when_all_are_skipped(harness: Harn
     assert job.error is not None
     assert (job.error["code"], job.error["step"]) == ("too_many_skipped", 5)
     assert job.summary["skipped_steps"]["last"] == 6
-    assert [finding["action"] for finding in told(harness, job_id)] == ["skipped", "failed"]
+    assert [finding["action"] for finding in findings_of(harness, job_id)] == ["skipped", "failed"]
 
 
 @pytest.mark.shared_worker
@@ -64,6 +64,6 @@ def test_a_job_that_reports_nothing_is_reported_and_continues(harness: Harness):
     job_id = harness.submit(spec)
     job = harness.wait(job_id)
     assert job.state == "succeeded"
-    (finding,) = told(harness, job_id)
+    (finding,) = findings_of(harness, job_id)
     assert (finding["step"], finding["layer"], finding["severity"]) == (0, "log", "warning")
     assert finding["checks"] == ["loss", "gradients"]

@@ -75,7 +75,7 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[AttemptStore]:
     notifier.close()
 
 
-def told(database: Database) -> list[dict[str, Any]]:
+def log_of(database: Database) -> list[dict[str, Any]]:
     """All that the only job has told."""
     with database.read() as tx:
         job = tx.scalars(select(Job.id)).one()
@@ -123,10 +123,10 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again(
         store._retry_at = 0.0
     store.look(final=True)
     assert store.idle
-    assert [event["type"] for event in told(forgetful)].count(kind) == 1
+    assert [event["type"] for event in log_of(forgetful)].count(kind) == 1
     note_a_stall(store, tmp_path)  # what comes then is something else
     store.look(final=True)
-    log = told(forgetful)
+    log = log_of(forgetful)
     assert log[-1]["type"] == "stalled"
     assert [event["seq"] for event in log] == list(range(1, len(log) + 1))
 

@@ -45,7 +45,7 @@ def spec(
     }
 
 
-def told(job: dict[str, Any]) -> str | None:
+def warning_of(job: dict[str, Any]) -> str | None:
     found = scale_warning(job, COLUMNS, STATISTICS)
     return None if found is None else found["detail"]
 
@@ -71,14 +71,16 @@ OF_BOTH = {"name": "fc", "type": "Linear", "inputs": ["all"]}
 
 def test_fields_that_come_together_are_compared():
     job = spec(BOTH, OF_BOTH, a=dense("mass"), b=dense("depth"))
-    assert '"a": {"type": "standard"}, "b": {"type": "standard"}' in (told(job) or "")
+    assert '"a": {"type": "standard"}, "b": {"type": "standard"}' in (warning_of(job) or "")
 
 
 def test_pixels_are_as_large_as_the_network_sees_them():
     layers = ({"name": "fc", "type": "Linear", "inputs": ["a"]}, {**LINEAR, "inputs": ["b"]})
-    assert told(spec(*layers, a=dense("image"), b=dense("depth"))) is None  # 0.33 and 17
-    assert "'mass'" in (told(spec(*layers, a=dense("image"), b=dense("mass"))) or "")
-    assert told(spec(*layers, a=dense("image", scale=1.0), b=dense("mass"))) is None  # 85 and 4,280
+    assert warning_of(spec(*layers, a=dense("image"), b=dense("depth"))) is None  # 0.33 and 17
+    assert "'mass'" in (warning_of(spec(*layers, a=dense("image"), b=dense("mass"))) or "")
+    assert (
+        warning_of(spec(*layers, a=dense("image", scale=1.0), b=dense("mass"))) is None
+    )  # 85 and 4,280
 
 
 BATCH_NORM = {"name": "norm", "type": "BatchNorm1d", "inputs": ["x"]}
@@ -107,9 +109,9 @@ BATCH_NORM = {"name": "norm", "type": "BatchNorm1d", "inputs": ["x"]}
     ],
 )  # fmt: skip
 def test_nothing_is_reported_of(job: dict[str, Any]):
-    assert told(job) is None
+    assert warning_of(job) is None
 
 
 def test_one_reader_without_a_normalization_is_enough():
     layers = (BATCH_NORM, {**LINEAR, "inputs": ["norm"]}, {**LINEAR, "name": "skip"})
-    assert told(spec(*layers)) is not None
+    assert warning_of(spec(*layers)) is not None

@@ -262,7 +262,7 @@ def test_of_several_vocabularies_one_must_be_named(connect: Connect):
 def test_statistics_that_were_not_recorded_say_why(connect: Connect):
     """Of the three reasons there may be; and a layer that there is not is named as such."""
 
-    def told(*probes: dict[str, Any], form: str = "stats", layer: str = "fc") -> str:
+    def explanation_of(*probes: dict[str, Any], form: str = "stats", layer: str = "fc") -> str:
         client = connect(
             route("/jobs/job_1/stats", *[listing()] * 2),
             route("/jobs/job_1/probes", listing(*probes)),
@@ -274,14 +274,16 @@ def test_statistics_that_were_not_recorded_say_why(connect: Connect):
         return str(caught.value)
 
     watching = {"kinds": ["param"], "matched": ["fc.weight"], "want": ["stats"]}
-    assert "no probe observes param of 'fc'" in told()
-    assert 'job.probe("fc", kinds="param")' in told()
-    assert 'want="histogram")' in told(form="history")
+    assert "no probe observes param of 'fc'" in explanation_of()
+    assert 'job.probe("fc", kinds="param")' in explanation_of()
+    assert 'want="histogram")' in explanation_of(form="history")
     others = [watching | {"kinds": ["output"]}, watching | {"matched": ["fc2.weight"]}]
-    assert "no probe observes" in told(*others)
-    assert "has no data yet" in told(watching)
-    assert 'stores no histogram; add "histogram" to its want' in told(watching, form="history")
-    assert told(layer="fcc") == "the network has no layer 'fcc'; did you mean fc?"
+    assert "no probe observes" in explanation_of(*others)
+    assert "has no data yet" in explanation_of(watching)
+    assert 'stores no histogram; add "histogram" to its want' in explanation_of(
+        watching, form="history"
+    )
+    assert explanation_of(layer="fcc") == "the network has no layer 'fcc'; did you mean fc?"
 
 
 def test_polled_events_are_those_of_the_stream(connect: Connect):

@@ -436,7 +436,7 @@ def test_ctc_is_that_of_all_rows_too(reduction, tmp_path):
     more = {"network": {"layers": SPOKEN}, "optimizer": rate, "stop": {"epochs": 2}}
     large = on_sequences(loss, **more, data={"batch_size": 15})
     small = on_sequences(loss, **more, accumulate=3)
-    assert "/loss" not in told(large, table)
+    assert "/loss" not in warning_codes(large, table)
     expected = run(tmp_path / "a", large, table)
     found = run(tmp_path / "b", small, table)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
@@ -465,7 +465,7 @@ def test_lengths_may_be_those_of_a_layer(ragged, tmp_path):
     named = {**loss, "lengths": "half"}
     large = on_sequences(named, **network, data={"batch_size": 15})
     small = on_sequences(named, **network, accumulate=3)
-    assert "/accumulate" not in told(small, ragged)
+    assert "/accumulate" not in warning_codes(small, ragged)
     expected = run(tmp_path / "a", large, ragged)
     found = run(tmp_path / "b", small, ragged)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
@@ -517,18 +517,18 @@ def test_what_goes_by_the_loss_of_evaluations_goes_alike_in_halves(table, tmp_pa
 # --- what a plan says ----------------------------------------------------------------------------
 
 
-def told(whole: dict[str, Any], table: Path) -> dict[str, str]:
+def warning_codes(whole: dict[str, Any], table: Path) -> dict[str, str]:
     plan = planned(whole, json.loads((table / "meta.json").read_text()))
     return {item["pointer"]: item["code"] for item in plan["warnings"]}
 
 
 def test_a_plan_says_where_padding_is_compared(ragged):
-    assert "/loss" not in told(on_sequences(TAGS), ragged)
-    assert "/loss" not in told(on_sequences(STEPS), ragged)
-    assert "/loss" not in told(on_sequences(LONG, padding=-100), ragged)
-    assert told(on_sequences(LONG), ragged)["/loss"] == "padding"
-    assert told(on_sequences([STEPS, LONG]), ragged)["/loss/1"] == "padding"
-    assert "/loss" not in told(on_sequences({**LONG, "lengths": False}), ragged)
+    assert "/loss" not in warning_codes(on_sequences(TAGS), ragged)
+    assert "/loss" not in warning_codes(on_sequences(STEPS), ragged)
+    assert "/loss" not in warning_codes(on_sequences(LONG, padding=-100), ragged)
+    assert warning_codes(on_sequences(LONG), ragged)["/loss"] == "padding"
+    assert warning_codes(on_sequences([STEPS, LONG]), ragged)["/loss/1"] == "padding"
+    assert "/loss" not in warning_codes(on_sequences({**LONG, "lengths": False}), ragged)
 
 
 PAIRS = [
@@ -545,9 +545,9 @@ def test_a_plan_says_that_rows_are_compared_with_each_other(size, table):
     """Of a contrastive loss; not of one that has as many classes as a batch has rows."""
     loss = {"type": "CrossEntropyLoss", "inputs": ["pairs", "place"]}
     contrastive = job(loss, network={"layers": PAIRS}, data={"batch_size": size})
-    assert told(contrastive, table)["/loss/inputs"] == "rows_compared"
+    assert warning_codes(contrastive, table)["/loss/inputs"] == "rows_compared"
     usual = job({"type": "MSELoss", "inputs": ["back", "x"]}, data={"batch_size": size})
-    assert "/loss/inputs" not in told(usual, table)
+    assert "/loss/inputs" not in warning_codes(usual, table)
 
 
 def test_a_plan_says_that_a_loss_compares_each_row_with_every_other(table):
@@ -558,7 +558,7 @@ def test_a_plan_says_that_a_loss_compares_each_row_with_every_other(table):
     ]
     loss = {"type": "PoissonNLLLoss", "inputs": ["one", "flat"]}
     whole = job(loss, network={"layers": layers}, data={"batch_size": 16})
-    assert told(whole, table)["/loss/inputs"] == "rows_compared"
+    assert warning_codes(whole, table)["/loss/inputs"] == "rows_compared"
 
 
 def test_a_plan_says_that_targets_are_not_known_before_a_step(table, tmp_path):
@@ -568,10 +568,12 @@ def test_a_plan_says_that_targets_are_not_known_before_a_step(table, tmp_path):
     ]
     loss = {"type": "CrossEntropyLoss", "args": {"weight": [0.1] * 4}, "inputs": ["fc", "guess"]}
     network = {"layers": layers}
-    assert "/accumulate" not in told(job(loss, network=network), table)
-    assert told(job(loss, network=network, accumulate=2), table)["/accumulate"] == "by_rows"
+    assert "/accumulate" not in warning_codes(job(loss, network=network), table)
+    assert (
+        warning_codes(job(loss, network=network, accumulate=2), table)["/accumulate"] == "by_rows"
+    )
     guards = {"memory": {"on_oom": "halve_batch"}}
-    found = told(job(loss, network=network, guards=guards), table)
+    found = warning_codes(job(loss, network=network, guards=guards), table)
     assert found["/guards/memory/on_oom"] == "by_rows"
     records = run(tmp_path, job(loss, network=network, accumulate=2, stop={"steps": 2}), table)
     assert all(np.isfinite(losses(records)))
@@ -636,8 +638,8 @@ def test_a_micro_batch_without_targets_that_nobody_knows_before_it_adds_nothing(
 def test_a_plan_says_that_micro_batches_are_normalized_by_themselves(table):
     layers = [{"name": "norm", "type": "BatchNorm1d"}, *LAYERS]
     network = {"layers": layers}
-    assert "/accumulate" not in told(job(network=network), table)
-    assert told(job(network=network, accumulate=2), table)["/accumulate"] == "batch_norm"
+    assert "/accumulate" not in warning_codes(job(network=network), table)
+    assert warning_codes(job(network=network, accumulate=2), table)["/accumulate"] == "batch_norm"
 
 
 def test_a_plan_counts_the_batches_that_wait_for_their_step(table):
@@ -674,7 +676,7 @@ def test_torchs_usual_divergence_is_a_loss_like_others(table, tmp_path):
 def test_lengths_that_a_loss_names_are_checked(lengths, code, ragged):
     whole = on_sequences({**STEPS, "lengths": lengths})
     if code is None:
-        assert "/loss" not in told(whole, ragged)
+        assert "/loss" not in warning_codes(whole, ragged)
         return
     found = errors(whole, meta_of(ragged))
     assert [*found] == ["/loss/lengths"]

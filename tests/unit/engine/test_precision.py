@@ -131,7 +131,7 @@ def test_what_auto_is_is_reported_once_unless_it_is_something_else_now(
 ):
     """A resumed job does not repeat its precision, except on a machine that chooses another one."""
 
-    def told(name: str, has_it: bool, **more: Any) -> list[tuple[Any, ...]]:
+    def adjustments_of(name: str, has_it: bool, **more: Any) -> list[tuple[Any, ...]]:
         monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _device: has_it)
         records = run(tmp_path / name, job, digits, **more)
         return [(item["from"], item["to"], item["step"]) for item in of_type(records, "adjusted")]
@@ -141,14 +141,14 @@ def test_what_auto_is_is_reported_once_unless_it_is_something_else_now(
 
     each = {"every_steps": 1, "keep_last": 9}
     job = spec(precision="auto", stop={"steps": 6}, checkpoint=each)
-    assert told("a", True) == [("auto", "bfloat16", 0)]
-    assert told("b", True, resume=after("a", 2)) == []
-    assert told("c", False, resume=after("b", 4)) == [("bfloat16", "float32", 4)]
-    assert told("d", False, resume=after("c", 5)) == []
+    assert adjustments_of("a", True) == [("auto", "bfloat16", 0)]
+    assert adjustments_of("b", True, resume=after("a", 2)) == []
+    assert adjustments_of("c", False, resume=after("b", 4)) == [("bfloat16", "float32", 4)]
+    assert adjustments_of("d", False, resume=after("c", 5)) == []
 
     forked = {"checkpoint": {"dir": after("a", 2)["dir"]}}
     job |= {"init": {"checkpoint": "ckpt_1", "load": "all"}}
-    assert told("e", True, **forked) == [("auto", "bfloat16", 2)]
+    assert adjustments_of("e", True, **forked) == [("auto", "bfloat16", 2)]
 
 
 def test_layers_that_want_one_type_get_float32(digits, tmp_path):

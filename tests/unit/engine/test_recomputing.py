@@ -104,7 +104,7 @@ def weights(directory: Path) -> bytes:
     return (directory / "checkpoints/step-6/model.safetensors").read_bytes()
 
 
-def told(records: Any) -> list[Any]:
+def reports_of(records: Any) -> list[Any]:
     """What is said of the steps, without times."""
     kinds = ("metrics", "stats", "finding")
     kept = [r for kind in kinds for r in of_type(records, kind)]
@@ -128,7 +128,7 @@ def test_not_one_bit_differs_whatever_is_kept(name, how, digits, tmp_path):
     all_kept = run(tmp_path / "usual", usual, digits)
     not_kept = run(tmp_path / "less", less, digits)
     assert losses(not_kept) == losses(all_kept)
-    assert told(not_kept) == told(all_kept)
+    assert reports_of(not_kept) == reports_of(all_kept)
     assert weights(tmp_path / "less") == weights(tmp_path / "usual")
 
 
@@ -141,7 +141,7 @@ def test_every_layer_is_seen_once_and_as_it_is(name, layout, digits, tmp_path):
     usual, less = jobs(name, probes=probes, metrics=metrics, memory_format=layout)
     all_kept = run(tmp_path / "usual", usual, digits)
     not_kept = run(tmp_path / "less", less, digits)
-    assert told(not_kept) == told(all_kept)
+    assert reports_of(not_kept) == reports_of(all_kept)
     assert of_type(not_kept, "stats")
     assert not of_type(not_kept, "dropped")
     unwatched = run(tmp_path / "unwatched", less | {"probes": [], "metrics": []}, digits)

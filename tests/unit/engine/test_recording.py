@@ -56,7 +56,7 @@ def job(*probes: dict[str, Any], target: str = "target") -> dict[str, Any]:
     return whole
 
 
-def told(records, phase="train"):
+def reported_steps(records, phase="train"):
     return [item["step"] for item in of_type(records, "stats") if item["phase"] == phase]
 
 
@@ -66,7 +66,7 @@ def test_the_last_twenty_steps_come_with_the_first_bad_one_and_a_finite_step_arm
     records = run(tmp_path / "a", job(record_of()), table)
     first = [*range(BAD - NUM_STEPS, BAD + 1)]
     assert NUM_STEPS == 20
-    assert told(records) == [*first, *range(BAD + 1, AGAIN + 1)]
+    assert reported_steps(records) == [*first, *range(BAD + 1, AGAIN + 1)]
     whole = run(tmp_path / "b", job(EVERY_STEP), table)
     rows = {item["step"]: item["rows"] for item in of_type(whole, "stats")}
     for item in of_type(records, "stats"):
@@ -78,7 +78,7 @@ def test_the_last_twenty_steps_come_with_the_first_bad_one_and_a_finite_step_arm
 
 def test_nothing_comes_while_all_is_finite(table, tmp_path):
     records = run(tmp_path / "a", job(record_of(layers=["hidden", "fc"])), table)
-    assert told(records) == []
+    assert reported_steps(records) == []
     assert not of_type(records, "captures")
 
 
@@ -105,7 +105,7 @@ def test_a_loss_that_is_nan_or_inf_is_bad_too_and_the_step_is_kept_whole(table, 
     """The target of one step is infinite: no output is, and from the next step on all is NaN."""
     probe = record_of(layers=["hidden", "relu", "fc"], kinds=kinds, want=["stats", "full"])
     records = run(tmp_path / "a", job(probe, target="side"), table)
-    assert told(records) == [*range(BAD - NUM_STEPS, BAD + 1)]
+    assert reported_steps(records) == [*range(BAD - NUM_STEPS, BAD + 1)]
     assert losses(records)[BAD] == "Infinity"
     found = captured(records, tmp_path / "a")
     kept = {(layer, kind): item for (_, layer, kind), item in found.items()}
@@ -203,4 +203,4 @@ def test_a_recorder_widens_its_interval_and_reports_it(digits, tmp_path):
     )
     records = run(tmp_path / "a", whole, digits)
     assert of_type(records, "adjusted")[0]["from"] == 1
-    assert told(records) == []
+    assert reported_steps(records) == []

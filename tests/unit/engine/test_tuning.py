@@ -57,7 +57,7 @@ def channels_last_is(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning.Tuned, "_times", times)
 
 
-def told(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def adjustments_of(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(r["what"], r["from"], r["to"], r["by"]) for r in of_type(records, "adjusted")]
 
 
@@ -94,17 +94,21 @@ def test_a_trial_leaves_everything_as_it_was(digits, tmp_path, monkeypatch):
     """Dropout's generator, the running statistics, gradients: the job is that of its outcome."""
     channels_last_is(True, monkeypatch)
     tuned = run(tmp_path / "tuned", job(tune=True), digits)
-    assert told(tuned) == [("memory_format", "contiguous_format", "channels_last", "tune")]
+    assert adjustments_of(tuned) == [
+        ("memory_format", "contiguous_format", "channels_last", "tune")
+    ]
     assert losses(tuned) == losses(run(tmp_path / "last", job(**LAST), digits))
     channels_last_is(False, monkeypatch)
     kept = run(tmp_path / "kept", job(tune=True), digits)
-    assert told(kept) == [("memory_format", "contiguous_format", "contiguous_format", "tune")]
+    assert adjustments_of(kept) == [
+        ("memory_format", "contiguous_format", "contiguous_format", "tune")
+    ]
     assert losses(kept) == losses(run(tmp_path / "plain", job(), digits))
 
 
 def test_the_real_trial_decides_and_the_job_ends(digits, tmp_path):
     records = run(tmp_path, job(tune=True), digits)
-    ((what, before, after, by),) = told(records)
+    ((what, before, after, by),) = adjustments_of(records)
     assert (what, before, by) == ("memory_format", "contiguous_format", "tune")
     assert after in ("contiguous_format", "channels_last")
 
@@ -116,7 +120,7 @@ def test_a_job_that_continues_keeps_to_it_without_a_trial(digits, tmp_path, monk
     channels_last_is(False, monkeypatch)
     there = {"dir": str(tmp_path / "whole" / "checkpoints" / "step-6"), "step": 6}
     resumed = run(tmp_path / "resumed", whole, digits, resume=there)
-    assert told(resumed) == []
+    assert adjustments_of(resumed) == []
     assert losses(resumed) == losses(uninterrupted)[6:]
     state = json.loads((tmp_path / "resumed/checkpoints/step-10/state.json").read_text())
     assert state["parts"]["tuned"] == {"memory_format": "channels_last"}
@@ -127,7 +131,7 @@ def test_a_network_without_convolutions_is_not_tried(digits, tmp_path):
         {"name": "flat", "type": "Flatten"},
         {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
     ]
-    assert told(run(tmp_path, spec(network={"layers": layers}, tune=True), digits)) == []
+    assert adjustments_of(run(tmp_path, spec(network={"layers": layers}, tune=True), digits)) == []
 
 
 def test_a_trial_that_fails_is_not_what_ends_the_job(digits, tmp_path):

@@ -27,7 +27,7 @@ def matched(name, *probes):
     return [item["matched"] for item in planned(job(name, probes=list(probes)))["probes"]]
 
 
-def told(plan):
+def warnings_of(plan):
     return {item["pointer"]: item["detail"] for item in plan["warnings"]}
 
 
@@ -48,7 +48,7 @@ def test_a_module_that_nothing_calls_is_refused_with_the_reason():
     assert list(found) == ["/probes/0/layers/0"]
     assert "nothing calls it as a module" in found["/probes/0/layers/0"]
     plan = planned(job("transformer", probes=[watching("block0.*")]))
-    assert "block0.self_attn.out_proj will not be seen" in told(plan)["/probes/0/layers/0"]
+    assert "block0.self_attn.out_proj will not be seen" in warnings_of(plan)["/probes/0/layers/0"]
 
 
 @pytest.mark.parametrize("glob", ["lstm.cell", "lstm.step.3", "lstm.h*"])
@@ -97,7 +97,7 @@ def test_ten_thousand_probes_are_refused_by_the_limit():
 
 def test_a_glob_that_has_none_of_the_kinds_is_reported(digits):
     probe = watching("conv1", "relu1", kinds=["param"])
-    assert "relu1" in told(planned(spec(probes=[probe])))["/probes/0/layers/1"]
+    assert "relu1" in warnings_of(planned(spec(probes=[probe])))["/probes/0/layers/1"]
 
 
 # --- gradients -------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_layer_that_is_named_loss_wins_and_the_plan_says_so(digits, tmp_path):
         stop={"steps": 1},
     )
     plan = planned(named)
-    assert "see this layer" in told(plan)["/network/layers/1/name"]
+    assert "see this layer" in warnings_of(plan)["/network/layers/1/name"]
     (kept,) = captured(run(tmp_path, named, digits), tmp_path).values()
     assert kept.shape == (64, 10)
     assert list(errors({**named, "probes": [watching("loss.samples")]})) == ["/probes/0/layers/0"]

@@ -39,7 +39,7 @@ def _within(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _within(part)]
 
 
-def told(model: type[BaseModel], body: Any) -> list[FieldProblem]:
+def problems_of(model: type[BaseModel], body: Any) -> list[FieldProblem]:
     """What is said of this body; nothing, if it is one."""
     try:
         model.model_validate_json(json.dumps(body))
@@ -59,7 +59,7 @@ def test_no_field_answers_in_pydantics_words(model: type[BaseModel]):
     for name, field in model.model_fields.items():
         key = field.alias or name
         for value in WRONG:
-            found = [one for one in told(model, {key: value}) if one.pointer != ""]
+            found = [one for one in problems_of(model, {key: value}) if one.pointer != ""]
             of_field = [one for one in found if f"{one.pointer}/".startswith(f"/{key}/")]
             for problem in of_field:
                 assert not PYDANTIC.search(problem.detail), problem
@@ -77,7 +77,7 @@ def test_a_misspelled_field_gets_a_suggestion(model: type[BaseModel]):
         if len(key) < 4:
             continue
         wrong = key[:-2] + key[-1]
-        (problem,) = [one for one in told(model, {wrong: 1}) if one.pointer == f"/{wrong}"]
+        (problem,) = [one for one in problems_of(model, {wrong: 1}) if one.pointer == f"/{wrong}"]
         assert "did you mean " in problem.detail
         assert key in re.split(", | or |[?]| mean ", problem.detail), problem.detail
 
@@ -217,7 +217,7 @@ JITTER = {"type": "ColorJitter", "args": {"contrast": [1, "x"]}}
 def test_a_mistake_is_reported_once_with_what_to_write_instead(
     change: dict[str, Any], pointer: str, begins: str
 ):
-    (problem,) = told(spec.TrainJob, TRAIN | change)
+    (problem,) = problems_of(spec.TrainJob, TRAIN | change)
     assert problem.pointer == pointer
     assert problem.detail.startswith(begins), problem.detail
 
