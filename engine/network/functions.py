@@ -29,18 +29,7 @@ def _row(
     function: Callable[..., Any] = getattr(F, name, None) or getattr(torch, name)
     names = [item.strip("*?") for item in inputs.split()]
     typed = {key: one if isinstance(one, tuple) else (one,) for key, one in arguments.items()}
-    defaults = {key: one[1] for key, one in typed.items() if len(one) == 2}
-
-    def call(*given: Tensor, **args: Any) -> Any:
-        args = defaults | args
-        if inputs == "*tensors":
-            return function(given, **args)
-        if number:
-            other = args.pop(number, None)
-            if (len(given) == 1) == (other is None):
-                raise ValueError("give either a second input or the number, not both or neither")
-            return function(*given, *([] if other is None else [other]), **args)
-        return function(**dict(zip(names, given, strict=False)), **args)
+    call = _call(function, names, number, typed)
 
     def positional(item: str) -> Parameter:
         kind = Parameter.VAR_POSITIONAL if item[0] == "*" else Parameter.POSITIONAL_ONLY
@@ -49,13 +38,47 @@ def _row(
 
     found = [positional(item) for item in inputs.split()]
     if number:
-        typed, defaults = {number: (float | None, None), **typed}, {number: None, **defaults}
-    for key, one in typed.items():
-        default = defaults.get(key, Parameter.empty)
-        found.append(Parameter(key, Parameter.KEYWORD_ONLY, annotation=one[0], default=default))
+        typed = {number: (float | None, None), **typed}
+    for key, (annotation, *given) in typed.items():
+        default = given[0] if given else Parameter.empty
+        found.append(Parameter(key, Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
     call.__name__, call.__doc__ = name, summary
     vars(call)["__signature__"] = inspect.Signature(found)
     return call
+
+
+def _call(
+    function: Callable[..., Any], names: list[str], number: str, typed: dict[str, tuple[Any, ...]]
+) -> Callable[..., Any]:
+    """Return a function of tensors and arguments that calls torch's."""
+    defaults = {key: one[1] for key, one in typed.items() if len(one) == 2}
+
+    def of_any(*given: Tensor, **args: Any) -> Any:
+        return function(given, **defaults | args)
+
+    def with_number(*given: Tensor, **args: Any) -> Any:
+        args = defaults | args
+        other = args.pop(number, None)
+        if (len(given) == 1) == (other is None):
+            raise ValueError("give either a second input or the number, not both or neither")
+        return function(*given, *([] if other is None else [other]), **args)
+
+    def by_name(*given: Tensor, **args: Any) -> Any:
+        return function(**dict(zip(names, given, strict=False)), **defaults | args)
+
+    def with_defaults(*given: Tensor, **args: Any) -> Any:
+        return function(*given, **defaults | args)
+
+    def plain(*given: Tensor, **args: Any) -> Any:
+        return function(*given, **args)
+
+    if names == ["tensors"]:
+        return of_any
+    if number:
+        return with_number
+    if len(names) > 1 and len(defaults) < len(typed):
+        return by_name  # torch has such an argument between the tensors
+    return with_defaults if defaults else plain
 
 
 def masked_fill(x: Tensor, mask: Tensor, *, value: float) -> Tensor:
