@@ -146,7 +146,9 @@ class ForkServerClient:
             return future.result(_FORK_TIMEOUT_S)
         except TimeoutError as error:
             with self._lock:
-                self._asked.pop(request["id"], None)
+                is_open = self._asked.pop(request["id"], None) is not None
+            if not is_open:  # the answer, or the end of the fork server, came at that moment
+                return future.result()
             self._kill()
             raise ForkServerLost("the fork server did not answer") from error
 
