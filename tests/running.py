@@ -142,7 +142,7 @@ def reading(api: Api, name: str = "reader", **settings: str) -> Generator[Reader
 @contextmanager
 def running_api(database_url: str = "", **settings: str) -> Generator[Api]:
     """Run an API on an empty, migrated database, with readers of uploads; SQLite by default."""
-    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     api = Api(home, database_url, **settings)
     try:
         api.start()

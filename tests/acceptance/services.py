@@ -111,7 +111,7 @@ class LocalService(Endpoint):
     @contextlib.contextmanager
     def temporary(cls) -> Generator["LocalService"]:
         """One in an empty home, which goes with it; a short path, as sockets have little room."""
-        folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         try:
             started = cls.up(folder / "home")
             yield started
@@ -191,7 +191,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start everything and wait until all workers take jobs."""
-        self.directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         self.broker = Broker(self.directory)
         self.broker.start()
         environment = self._environment("setup")

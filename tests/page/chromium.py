@@ -37,7 +37,7 @@ class Chromium:
     @contextmanager
     def started(cls, path: str) -> Generator[Self]:
         """For the duration of the block."""
-        profile = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+        profile = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
         size = f"--window-size={SIZES['wide'][0]},{SIZES['wide'][1]}"
         own = ("--headless", "--remote-debugging-port=0", f"--user-data-dir={profile}", size)
         quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

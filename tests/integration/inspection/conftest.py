@@ -18,7 +18,7 @@ from tests.integration.inspection.services import Api, Broker, Writer
 @pytest.fixture(scope="module")
 def home() -> Generator[Path]:
     """A home directory with a short path, because socket paths are limited."""
-    directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     yield directory
     leaks.check_home(directory)
     shutil.rmtree(directory)

@@ -99,7 +99,7 @@ def end(running: RunningStack) -> None:
 @pytest.fixture(scope="module")
 def home() -> Generator[Path]:
     """A home with a short path and a space in it."""
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     yield folder / "my home"
     leaks.check_home(folder)
     shutil.rmtree(folder)

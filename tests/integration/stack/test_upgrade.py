@@ -39,7 +39,7 @@ def revision_of(file: Path) -> str:
 
 @pytest.fixture
 def home() -> Generator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     yield folder / "home"
     leaks.check_home(folder)
     shutil.rmtree(folder)

@@ -48,7 +48,7 @@ class Broker:
 
 
 def open_broker() -> Generator[Broker]:
-    directory = Path(tempfile.mkdtemp(prefix="gh", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     started = Broker(directory)
     started.start()
     yield started
@@ -133,7 +133,7 @@ def any_harness(database_url: str, broker: Broker, tmp_path: Path) -> Generator[
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobHistory:
     """The history of an undisturbed job."""
     home = tmp_path_factory.mktemp("undisturbed")
-    with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="gh-", dir="/tmp") as directory:
         broker = Broker(Path(directory))
         broker.start()
         harness = Harness(f"sqlite:///{home / 'test.db'}", broker.url, home)

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 def main(place: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "t", place], check=True)
-    with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="gh-", dir="/tmp") as directory:
         broker = Broker(Path(directory))
         broker.start()
         harness = Harness(f"sqlite:///{place / 'test.db'}", broker.url, place)

@@ -118,7 +118,7 @@ def key_owner(client: gh.Client) -> str:
 def main(file: Path) -> None:
     """Run the service, kill it, and write what is left."""
     environ = conftest.environ
-    with tempfile.TemporaryDirectory(prefix="gh", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="gh-", dir="/tmp") as directory:
         home = Path(directory) / "home"
         conftest.environ = lambda home: environ(home) | MORE
         running = up(home)
