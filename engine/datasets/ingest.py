@@ -70,11 +70,6 @@ def ingest(
                 raise InvalidDataset(f"{name!r} is not a built-in dataset; there is: digits")
             write_digits(writer)
         else:
-            found = source.stat()
-            if not stat.S_ISREG(found.st_mode):
-                raise InvalidDataset("the source is not a regular file")
-            if found.st_size == 0:
-                raise InvalidDataset("the file is empty")
             options = ReadOptions(max_out_bytes, header=header, resize=resize)
             _read(source, name, writer, options)
         meta = writer.finish()
@@ -92,6 +87,11 @@ def ingest(
 
 
 def _read(source: Path, name: str, writer: DatasetWriter, options: ReadOptions) -> None:
+    status = source.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidDataset("the source is not a regular file")
+    if status.st_size == 0:
+        raise InvalidDataset("the file is empty")
     found = formats().get(name)
     if found is None:
         raise InvalidDataset(

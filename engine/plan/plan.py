@@ -113,23 +113,12 @@ def _plan_sources(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -
 def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
     findings = Findings()
     spec, datasets, shapes = _sized(spec, datasets, trained_by, findings)
-    meta = datasets[spec.data.whole.dataset]
-    data_memory.check_streaming(spec.data, meta, findings)
-    findings.stop()
-    num_rows = data_memory.rows_of(spec.data.whole, meta)
-    shapes = plan_data.limited(spec.data, shapes, findings)
-    batch_plan = BatchPlan(spec, meta, shapes, num_rows, findings)
-    findings.stop()
+    batch_plan, shapes = _batched(spec, datasets, shapes, findings)
     traced = trace(spec.network, shapes, batch_plan.batch_size, findings)
     traced = assign_lengths(traced, shapes, batch_plan.batch_size, findings)
     findings.stop()
     spec, loss = plan_losses(spec, shapes, traced, batch_plan.batch_size, findings)
-    _check_metrics(spec, shapes, traced, findings)
-    findings.stop()
-    judged = spec.data.validation or spec.data.whole
-    num_judged = data_memory.rows_of(judged, datasets[judged.dataset])
-    series = epoch_metrics.check(spec, traced, shapes, num_judged, findings)
-    findings.stop()
+    series = _check_metrics(spec, datasets, shapes, traced, findings)
     network = traced.network()
     check_options(traced.graph(), network, spec.optimizer, findings)
     check_stateful(spec, findings)
@@ -197,6 +186,20 @@ def _sized(
     return spec.model_copy(update={"data": data}), datasets, shapes
 
 
+def _batched(
+    spec: TrainJob, datasets: Metas, shapes: Mapping[str, FieldShape], findings: Findings
+) -> tuple[BatchPlan, dict[str, FieldShape]]:
+    """Return how the rows become batches, and the shapes of the fields in them."""
+    meta = datasets[spec.data.whole.dataset]
+    data_memory.check_streaming(spec.data, meta, findings)
+    findings.stop()
+    num_rows = data_memory.rows_of(spec.data.whole, meta)
+    limited = plan_data.limited(spec.data, shapes, findings)
+    batch_plan = BatchPlan(spec, meta, limited, num_rows, findings)
+    findings.stop()
+    return batch_plan, limited
+
+
 def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings) -> None:
     """Check that the initial weights are those of such a network."""
     if spec.init is None or trained_by is None:
@@ -212,6 +215,23 @@ def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings)
 
 
 def _check_metrics(
+    spec: TrainJob,
+    datasets: Metas,
+    shapes: Mapping[str, FieldShape],
+    traced: Trace,
+    findings: Findings,
+) -> dict[str, list[str]]:
+    """Check the metrics; return the series of each that torchmetrics computes, by its name."""
+    _check_accuracies(spec, shapes, traced, findings)
+    findings.stop()
+    judged = spec.data.validation or spec.data.whole
+    num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
+    series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
+    findings.stop()
+    return series
+
+
+def _check_accuracies(
     spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
 ) -> None:
     for number, metric in enumerate(spec.metrics):

@@ -13,7 +13,7 @@ from engine.data.columns.checks import BadRows, without
 from engine.data.columns.dense import DenseReading, IntegerReading
 from engine.data.columns.normalization import Blocks, find_figures
 from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.ragged import limited
+from engine.data.columns.ragged import Kept, limited
 from engine.data.columns.sequences import SequenceReading
 from engine.data.columns.table import Table
 from engine.data.columns.vocabulary import Tokens
@@ -64,13 +64,8 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     }
     kept = limited(limits, good.rows, limit)
     rows = kept.rows
-    num_taken = num_rows if rows is None else len(rows)
-    if not num_taken:
-        detail = f"split {source.split!r} has no rows"
-        detail += " in this fraction" if source.fraction else ""
-        detail += " that are short enough" if kept.left_out else ""
-        detail += " that fit the fields" if good.left_out and not kept.left_out else ""
-        raise DataFailed(detail)
+    if not (num_taken := num_rows if rows is None else len(rows)):
+        raise DataFailed(_no_rows(source, kept, good))
 
     def passes(name: str) -> Blocks:
         reading = readings[name]
@@ -88,6 +83,15 @@ def load(  # noqa: PLR0913 (a source, how it is read, and to where)
     made.left_out = good.left_out | kept.left_out
     made.prepared = None if prepared.is_empty else prepared
     return made
+
+
+def _no_rows(source: Source, kept: Kept, good: Kept) -> str:
+    """Return why a source has no rows: ``good`` fit the fields, ``kept`` are short enough."""
+    detail = f"split {source.split!r} has no rows"
+    detail += " in this fraction" if source.fraction else ""
+    detail += " that are short enough" if kept.left_out else ""
+    detail += " that fit the fields" if good.left_out and not kept.left_out else ""
+    return detail
 
 
 def load_fields(

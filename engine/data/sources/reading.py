@@ -194,14 +194,10 @@ class SourceReader(RowReader):
             lambda name: self._vocabulary(name, kept.rows),
         )
         if bucket is not None:
-            lengths = torch.from_numpy(self._ragged(bucket, rows).lengths)
-            lengths = lengths if kept.rows is None else lengths[kept.rows]
             most = limit.max_length if bucket in sequences else None
-            self.lengths = lengths if most is None else lengths.clamp(max=most)
+            self.lengths = self._lengths(bucket, rows, most)
         if isinstance(table, JoinedStored):
-            ends = table.ends
-            cuts = ends if kept.rows is None else np.searchsorted(kept.rows.numpy(), ends)
-            self.sizes = np.diff(cuts).tolist()
+            self.sizes = self._sizes(table)
         self._preparing = replace(preparing, known=self.prepared)
 
     def read_runs(self, runs: Runs) -> dict[str, Loaded]:
@@ -211,6 +207,18 @@ class SourceReader(RowReader):
             runs = [part for first, last in runs for part in runs_of(numbers[first:last])]
         window = self._table.window(self._split, runs)
         return load_fields(self._fields, window, self._split, self._limit, self._preparing)
+
+    def _lengths(self, bucket: str, rows: Tensor | None, most: int | None) -> Tensor:
+        """Return the lengths of the used rows of a field, of at most ``most`` values each."""
+        lengths = torch.from_numpy(self._ragged(bucket, rows).lengths)
+        lengths = lengths if self.numbers is None else lengths[self.numbers]
+        return lengths if most is None else lengths.clamp(max=most)
+
+    def _sizes(self, table: JoinedStored) -> list[int]:
+        """Return how many rows of each joined source are used."""
+        used = self.numbers
+        cuts = table.ends if used is None else np.searchsorted(used.numpy(), table.ends)
+        return np.diff(cuts).tolist()
 
     # --- rows that do not fit --------------------------------------------------------------------
 
