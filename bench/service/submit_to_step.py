@@ -29,7 +29,8 @@ def measure(harness: Harness, rounds: int) -> dict[str, object]:
         first = until(
             lambda job_id=job_id: next(
                 (event for event in harness.events(job_id) if event.type == "metrics"), None
-            )
+            ),
+            longest_pause_s=0.002,
         )
         readable = time.time()
         at = {
