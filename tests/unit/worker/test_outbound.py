@@ -128,7 +128,14 @@ def test_of_a_long_answer_only_the_beginning_is_read():
     assert len(reply.body) == 1000
 
 
-@pytest.mark.parametrize("line", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",  # then the client gives up its socket
+    ],
+)
 def test_a_server_that_trickles_is_cut_off(line: bytes):
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
