@@ -1,14 +1,13 @@
 """Decides which job gets which devices now. ``choose`` is pure; ``dispatch`` is its transaction.
 
-A job gets all its devices at once or none. Without ``threads`` a CPU job gets half of the cores
-of its worker, at least one. An ``infer`` job is short: with ``auto`` it takes a CUDA device or
-CPU cores, whichever is free, and if no core is free it shares one.
+A job gets all its devices at once or none: those of all its processes, on one worker. An
+``infer`` job is short: with ``auto`` it takes a CUDA device or CPU cores, whichever is free, and if
+no core is free it shares one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from glasshouse.failpoints import failpoint
 from models.access import quotas
@@ -16,6 +15,7 @@ from models.access.quotas import QuotaLeft
 from models.database import Database, Transaction, lock_at_most
 from models.fleet import heartbeats, workers
 from models.jobs import attempts
+from models.jobs.needs import Need
 from models.settings import Settings
 from models.tables import Device, now
 
@@ -36,29 +36,6 @@ class Slot:
     number: int
     healthy: bool = True
     free: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The devices that a spec's ``devices`` asks for."""
-
-    kind: str = "auto"
-    number: int | None = None
-    threads: int | None = None
-    worker: str | None = None
-    brief: bool = False
-    """Whether it is an ``infer`` job: it takes what is free, and may share a core."""
-
-    @classmethod
-    def of(cls, devices: Mapping[str, Any], job_kind: str = "train") -> "Need":
-        """Read the ``devices`` of a spec."""
-        return cls(
-            devices.get("type", "auto"),
-            (devices.get("ids") or (None,))[0],
-            devices.get("threads"),
-            devices.get("worker"),
-            job_kind == "infer",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,24 +161,13 @@ class _Fleet:
             for worker, found in self._all.get(kind, {}).items():
                 if need.worker not in (None, worker):
                     continue
-                fit = [slot for slot in found if need.number in (None, slot.number)]
+                fit = [slot for slot in found if need.fits(slot.number)]
                 left = self._free[kind, worker]
                 free = [slot.id for slot in fit if slot.id in left]
-                count = self._count(need, kind, len(fit), len(free), room)
+                count = need.count(kind, len(fit), len(free), room.most_devices)
                 if len(fit) >= count and room.has_for(count):
                     places.append(_Place(worker, kind, free, count))
         return places
-
-    @staticmethod
-    def _count(need: Need, kind: str, num_all: int, num_free: int, room: QuotaLeft) -> int:
-        if kind != "cpu":
-            return 1
-        if need.threads is not None:
-            return need.threads
-        half = max(1, num_all // 2)
-        if room.most_devices is not None:
-            half = max(1, min(half, room.most_devices))
-        return max(1, min(half, num_free)) if need.brief else half
 
     def _take(self, place: _Place) -> tuple[str, ...]:
         taken = tuple(place.free[: place.count])

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from glasshouse.errors import SpecFailed
 from glasshouse.processes import Identity
+from glasshouse.spec.parallel import num_processes
 from models.database import Database
 from models.fleet import workers
 from models.fleet.notifier import Notifier
@@ -26,6 +28,7 @@ from worker.context import WorkerContext
 from worker.devices.inventory import cpu_devices, num_cores
 from worker.ingest import Readers
 from worker.processes.rank import Exit, Rank
+from worker.processes.ranks import Ranks
 
 CarryOut = Callable[[Path], None]
 """Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
@@ -76,11 +79,19 @@ class _InProcessLaunch(Launch):
         super().__init__(attempt, control)
         self._carry_out = carry_out
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
+    def start(
+        self,
+        ring: str | None,
+        meanwhile: Callable[[], None],
+        read_end: Callable[[int], dict[str, Any] | None],
+    ) -> Ranks:
+        if (asked := num_processes(self._attempt.job.resolved)) > 1:
+            detail = f"A job of {asked} processes cannot run inside the caller's process."
+            raise SpecFailed(detail, hint="Start the service with glasshouse up.")
         # a ring would have to be emptied meanwhile: without one the engine writes the files
         self._attempt.context.with_retries(lambda: self._prepare(None))
         self._carry_out(self._attempt.directory)
-        return _EndedRank()
+        return Ranks([_EndedRank()], read_end)
 
     def end(self, *, gently: bool = False) -> None:
         """Do nothing: no process of the job is left."""

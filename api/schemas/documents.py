@@ -67,6 +67,17 @@ class JobDevice(Document):
     id: str
 
 
+class JobRank(Document):
+    """One process of a job."""
+
+    rank: int
+    worker: str
+    device: str
+    """Its CUDA device, or the first of its CPU cores."""
+    state: str
+    """The state of the job: its processes start and end together."""
+
+
 class JobWarning(Document):
     """Something that may be a mistake. The job runs anyway."""
 
@@ -113,6 +124,9 @@ class Job(Document):
     priority: int
     parent: str | None
     devices: list[JobDevice]
+    ranks: list[JobRank]
+    """The processes that train the network, while the job has devices. Afterwards, ``error.rank``
+    names the process that failed first."""
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]
     """The last, min and max value of each metric."""

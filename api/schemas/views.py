@@ -5,6 +5,7 @@ from typing import Any
 
 from api.http.answers import time_text
 from glasshouse.metric_direction import direction_of
+from models.jobs.needs import Need
 from models.tables import Command, Dataset, Job, Key, Probe
 
 BASE = "/api/v1"
@@ -47,6 +48,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "priority": job.priority,
         "parent": job.parent,
         "devices": job.devices,
+        "ranks": ranks_of(job),
         "progress": job.progress,
         "summary": job.summary,
         "directions": {name: way for name in job.summary if (way := direction_of(name))},
@@ -59,6 +61,28 @@ def job_json(job: Job) -> dict[str, Any]:
     if job.kind == "infer":
         shown["result"] = job.result
     return shown
+
+
+def ranks_of(job: Job) -> list[dict[str, Any]]:
+    """Return the processes of a job that has devices, by rank."""
+    ids: list[int] = job.wants.get("ids") or []
+    order = {number: place for place, number in enumerate(ids)}
+    held = sorted(job.devices, key=lambda one: order.get(_number(one["id"]), _number(one["id"])))
+    processes: int = Need.of(job.wants, job.kind).processes
+    each = len(held) // processes
+    return [
+        {
+            "rank": rank,
+            "worker": held[rank * each]["worker"],
+            "device": held[rank * each]["id"],
+            "state": job.state,
+        }
+        for rank in range(processes if each else 0)
+    ]
+
+
+def _number(device: str) -> int:
+    return int(device.partition(":")[2])
 
 
 def not_before(job: Job) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,12 @@ from glasshouse.spec.labels import text_labels, with_values
 from models.database import Transaction
 from models.fleet import workers
 from models.jobs import checkpoints, jobs
+from models.jobs.needs import Need, wants
 from models.storage import datasets
 from models.storage.columns import DatasetColumns
 from models.tables import Device, Worker
+
+_PROCESSES = "/parallel/processes"
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ async def prepare(
     """
     found, (chosen, warnings) = await asyncio.gather(
         run_in_threadpool(_find_inputs, app_state, spec, caller, hold),
-        run_in_threadpool(_find_devices, app_state, spec.devices),
+        run_in_threadpool(_find_devices, app_state, spec),
     )
     if found.problems:
         first = found.problems[0]
@@ -279,14 +283,14 @@ def _find_checkpoint(
 
 
 def _find_devices(
-    app_state: AppState, wanted: Devices
+    app_state: AppState, spec: TrainJob | InferJob
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Return the devices that the job may get, and warnings.
 
     Raises:
         DeviceUnavailable: The service has workers, but none with a matching healthy device.
     """
-    lease_ms = int(app_state.settings.lease_s * 1000)
+    wanted, lease_ms = spec.devices, int(app_state.settings.lease_s * 1000)
     with app_state.database.read() as tx:
         known = workers.all_devices(tx, lease_ms=lease_ms)
         found = workers.all_workers(tx, lease_ms=lease_ms)
@@ -306,17 +310,37 @@ def _find_devices(
     fitting = [(row, state) for row, state in able if row.healthy and _fits(row, wanted)]
     if not fitting:
         raise _unavailable(*_why_none(wanted, [row for row, _ in able]))
-    if wanted.type == "cpu" and wanted.threads is not None:
-        cores: dict[str, int] = {}
-        for row, _ in fitting:
-            cores[row.worker] = cores.get(row.worker, 0) + 1
-        if wanted.threads > max(cores.values()):
-            detail = f"no worker has {wanted.threads} CPU cores; the most is {max(cores.values())}"
-            raise _unavailable("/devices/threads", detail)
+    _check_number(spec, Counter((row.worker, row.kind) for row, _ in fitting))
     warnings: list[dict[str, str]] = []
     if all(state != "active" for _, state in fitting):
         warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
     return [_shown(row, state, hosts[row.worker]) for row, state in fitting], warnings
+
+
+def _check_number(spec: TrainJob | InferJob, numbers: Mapping[tuple[str, str], int]) -> None:
+    """Check that a worker has enough devices.
+
+    ``numbers``: the healthy devices that fit, by worker and kind.
+
+    Raises:
+        DeviceUnavailable: none has.
+    """
+    need = Need.of(wants(spec.model_dump(mode="json")), spec.kind)
+    if any(found >= need.count(kind, found, found) for (_, kind), found in numbers.items()):
+        return
+    most = max(numbers.values())
+    if spec.devices.type == "cpu":
+        number = need.count("cpu", most, most)
+        detail = f"no worker has {number} CPU cores; the most is {most}"
+        several = f"{detail}, and each of {need.processes} processes needs one"
+        raise _unavailable(
+            *(("/devices/threads", detail) if need.threads else (_PROCESSES, several))
+        )
+    if need.ids is not None:
+        listed = ", ".join(map(str, need.ids))
+        raise _unavailable("/devices/ids", f"no worker has all of the devices {listed}")
+    detail = f"no worker has {need.processes} healthy devices; the most is {most}"
+    raise _unavailable("/devices/count" if spec.devices.count else _PROCESSES, detail)
 
 
 def _fits(row: Device, wanted: Devices) -> bool:

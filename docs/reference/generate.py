@@ -54,6 +54,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.Evaluate,
     spec.Metric,
     spec.Devices,
+    spec.Parallel,
     spec.Retry,
     spec.Probe,
     spec.Guards,

@@ -62,6 +62,8 @@ def _section(model: type[BaseModel], types: SpecTypes) -> str:
 def _row(name: str, schema: Json, model: type[BaseModel], types: SpecTypes) -> str:
     field = model.model_fields[name]
     default = "required" if field.is_required() else f"`{_shown(field.default)}`"
+    if field.json_schema_extra is not None:  # set from other fields, as the description says
+        default = ""
     said = types.said(schema, "")
     if not field.is_required() and field.default is None:
         said = said.removesuffix(" or null")

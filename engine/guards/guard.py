@@ -105,7 +105,9 @@ class Guard:
             self._action,
             takes_flag=None if learner.scaling is None else False,
         )
-        self._pace = CheckInterval(leaves_out=self._action == "warn")
+        self._group = learner.group
+        # several processes check the same steps
+        self._pace = CheckInterval(leaves_out=self._action == "warn" and self._group.is_alone)
         self._passes: list[Pass] = []
         self._previous: list[Pass] = []
         """The passes of the newest complete step."""
@@ -182,7 +184,7 @@ class Guard:
             with self._pace:
                 numbers["gradients"] = norm_of([item.grad for item in self._graded], loss)
         if "outputs" in self._checks:
-            numbers["outputs"] = norm_of(self._norms, loss, math.inf)
+            numbers["outputs"] = self._group.sum(norm_of(self._norms, loss, math.inf))
             self._norms = []
         if self._scaling is not None and "gradients" in self._checks:
             numbers[SCALE] = self._scaling.scale
@@ -287,15 +289,20 @@ class Guard:
         """
         with taken_out(self._clock, "probes"):
             found = self._found(seen)
-        # An overflowing norm may be the last warning before a first NaN, which is reported too.
-        self._has_overflowed = found.norm is not None
-        self._is_armed = self._has_overflowed
         is_of_before = found.phase == "update" and "parameters" not in bad
         step = seen.step - 1 if is_of_before else seen.step
         text = self._described(seen, found, bad)
         passes = seen.passes if seen.passes and not is_of_before else seen.before
         record = self._finding(passes, found, bad, text, is_over=is_over)
         record["step"] = max(step, 0)
+        is_finite = found.norm is not None
+        if not self._group.is_alone and self._readback.device.type == "cpu":
+            own = {"record": record, "is_finite": is_finite}
+            chosen = self._group.broadcast(joined(self._group.gather(own)))
+            record, is_finite = chosen["record"], chosen["is_finite"]
+            found.layer, text = record["layer"], record["message"]
+        # An overflowing norm may be the last warning before a first NaN, which is reported too.
+        self._is_armed = self._has_overflowed = is_finite
         self._advice = record["causes"][0]
         self._emit(record)
         if not is_over:
@@ -377,6 +384,22 @@ class Guard:
             "steps": {"columns": [*_STEP_COLUMNS], "rows": [*self._kept]},
             "tensors": {"columns": [*STATS_COLUMNS], "rows": found.rows},
         }
+
+
+def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one finding of those of all processes, which have seen different rows of a step.
+
+    It is that of the first process that has found a NaN or Inf, with the rows of all. Each of
+    ``found`` has the ``record``, and whether all values were finite (``is_finite``).
+    """
+    ranked = sorted(found, key=lambda one: (one["record"]["layer"] is None, one["is_finite"]))
+    if not ranked:  # not process 0, which joins them
+        return {}
+    record, all_records = dict(ranked[0]["record"]), [one["record"] for one in found]
+    for name in ("samples", "bad_samples"):
+        record[name] = [number for one in all_records for number in one[name]][:MAX_SAMPLES]
+    record["num_samples"] = sum(one["num_samples"] for one in all_records)
+    return {"record": record, "is_finite": ranked[0]["is_finite"]}
 
 
 class CheckInterval:

@@ -29,7 +29,8 @@ from engine.data.sources.loading import load
 from engine.network.network import Network, needed_layers
 from engine.network.sequence_lengths import stepwise
 from engine.network.shapes import FieldShape, trace
-from engine.training.report import Outputs, RunControl
+from engine.training.control import RunControl
+from engine.training.report import Outputs
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import (

@@ -5,13 +5,18 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.core.precision import chosen
 from engine.core.timing import Clock
+from engine.data.batches.batch import Batch
+from engine.distributed.data_parallel import data_parallel, seed_step, unreached
+from engine.distributed.group import ALONE, Group
 from engine.learner.averaging import Averages, averages
+from engine.learner.side_effects import untouched
 from engine.learner.tuning import Tuned
-from engine.losses.losses import Losses
+from engine.losses.losses import Losses, loss_of
 from engine.metrics.metrics import wanted
 from engine.network.hidden_state import HiddenState, alone
 from engine.network.network import Network
@@ -34,6 +39,41 @@ class Learner(NamedTuple):
     tuned: Tuned | None = None
     hidden_state: HiddenState | None = None
     scaling: GradScaling | None = None
+    group: Group = ALONE
+    """The processes that train the network together."""
+    parallel: DistributedDataParallel | None = None
+    """The network, wrapped so that a backward pass sums the gradients over the processes."""
+
+    def shared(self, group: Group, batch: Callable[[], Batch]) -> "Learner":
+        """Return the learner of one process of a group; ``batch``: makes some rows to try."""
+        if group.is_alone:
+            return self
+
+        def once(network: nn.Module) -> None:
+            loss_of(self.loss_fn, network(batch().tensors)).total.backward()
+
+        device = next(self.network.parameters()).device
+        with untouched(self.network, device):
+            unused = unreached(self.network, lambda: once(self.network))
+        wrapped = data_parallel(self.network, unused)
+        with untouched(self.network, device):
+            # After its first pass, torch arranges the gradients anew, and with it the order of the
+            # sums: do that before training, so that a resumed job has the same order.
+            once(wrapped)
+        return self._replace(group=group, parallel=wrapped)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Seed the random generators for a step, if there are several processes."""
+        if not self.group.is_alone:
+            seed_step(seed, step, self.group)
+
+    def forward(self, batch: Batch, *, is_last: bool) -> dict[str, Tensor]:
+        """Run the forward pass of a batch; ``is_last``: the last of its step."""
+        if self.parallel is None:
+            return self.network(batch.tensors)
+        with contextlib.nullcontext() if is_last else self.parallel.no_sync():
+            found: dict[str, Tensor] = self.parallel(batch.tensors)
+        return found
 
     @property
     def update(self) -> Callable[[], object]:
@@ -77,6 +117,7 @@ class Learner(NamedTuple):
         """Make the network the one that evaluations use, in this context."""
         averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
         with averages, alone(self.hidden_state):
+            self.group.broadcast_tensors(self.network.buffers())
             yield
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from engine.distributed.group import Group
 from engine.network.lengths import Lengths, is_padding
 
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -37,6 +38,12 @@ class LossSums:
     def __add__(self, other: Self) -> "LossSums":
         """Return the sums over the rows of both."""
         return LossSums(self.numerators + other.numerators, self.denominators + other.denominators)
+
+    def over(self, group: Group) -> "LossSums":
+        """Return the sums over the rows of all processes."""
+        if group.is_alone:
+            return self
+        return LossSums(*group.sum(torch.stack([self.numerators, self.denominators])).unbind())
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,8 @@ class StepPart:
     own: tuple[Denominator, ...]
     whole: tuple[Denominator, ...]
     late: tuple[LateDenominator | None, ...] = ()
+    counts: bool = True
+    """False: this process has no row of the batch, runs another's, and adds 0 to the step."""
 
 
 def total(parts: Sequence[tuple[Denominator, ...]]) -> tuple[Denominator, ...]:

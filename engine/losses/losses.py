@@ -115,6 +115,7 @@ class Losses(nn.Module):
             late = part.late or (None,) * len(split)
             shares = zip(split, part.own, part.whole, late, strict=True)
             each = [term.within(given, own, whole, x) for (term, given), own, whole, x in shares]
+            each = each if part.counts else [0 * item for item in each]
         if not self.names:
             return LossValue(each[0])
         named = zip(self.names, each, strict=True)

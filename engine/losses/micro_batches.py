@@ -10,28 +10,47 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.core.tensor_names import host_lengths_of, root
 from engine.data.batches.batch import Batch
+from engine.distributed.group import ALONE, Group
 from engine.losses.loss_sums import OF_CLASSES, Denominator, LateDenominator, StepPart, Term, total
 from engine.losses.losses import Losses
 from engine.network.layers import LayerFailed
 from engine.network.lengths import Lengths
 from engine.network.network import Network
+from glasshouse.errors import SpecFailed
 from glasshouse.spec import DenseField, DenseSequenceField, IntegerField, Loss, TrainJob
 
-MicroBatch = tuple[Batch, StepPart | None, bool]
-"""A batch, its place in the step (None: it is the whole step), and whether it is the last."""
+
+class MicroBatch(NamedTuple):
+    """A batch and its place in its step."""
+
+    batch: Batch
+    part: StepPart | None
+    """Its denominators; None: it is the whole step."""
+    is_last: bool
+    """Whether it is the last of its step."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether its rows count, and are not those of another process."""
+        return self.part is None or self.part.counts
+
+
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # pyright: ignore[reportPrivateUsage]
 
 
 class MicroBatches:
     """Gives each micro-batch of a job's steps its place in the step."""
 
-    def __init__(self, job: TrainJob, loss_fn: Losses) -> None:
+    def __init__(self, job: TrainJob, loss_fn: Losses, group: Group = ALONE) -> None:
+        """``group``: the processes that share each step."""
+        self._group = group
         self._losses = [*zip(job.losses, loss_fn.terms, strict=True)]
         targets = [_targets_of(job, item, term) for item, term in self._losses]
         self._read = tuple(dict.fromkeys(chain.from_iterable(targets)))
@@ -39,27 +58,61 @@ class MicroBatches:
         """Whether all denominators are proportional to rows."""
         self._job = job
 
-    def of_step(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        """Yield the next batches, with ``sizes`` rows, as the micro-batches of a step."""
-        if len(sizes) == 1:
-            yield next(batches), None, True
+    def of_step(
+        self, batches: Iterator[Batch], sizes: Sequence[int], num_rows: int
+    ) -> Iterator[MicroBatch]:
+        """Yield the next batches, with ``sizes`` rows, as the micro-batches of a step.
+
+        ``num_rows``: the rows of the step in all processes. Size 0: the process has no row of a
+        batch.
+        """
+        is_local = self._group.is_alone or self.are_rows  # else all processes exchange below
+        if is_local and sizes == [num_rows]:
+            yield MicroBatch(next(batches), None, is_last=True)
             return
         if self.are_rows:
             owns = [(float(size),) * len(self._losses) for size in sizes]
             are_late = (False,) * len(self._losses)
+            whole = (float(num_rows),) * len(self._losses)
         else:
             held = deque(islice(batches, len(sizes)))
-            owns = [self.denominators(*both) for both in zip(held, sizes, strict=True)]
+            owns = [self._own(*both) for both in zip(held, sizes, strict=True)]
             are_late = self.are_late
             batches = (held.popleft() for _ in sizes)
-        whole = total(owns)
+            whole = self._of_all(total(owns), are_late)
         empty: list[dict[int, Tensor]] = [{} for _ in whole]
         for number, own in enumerate(owns):
             late = tuple(
                 LateDenominator(number, len(owns), noted) if is_late else None
                 for noted, is_late in zip(empty, are_late, strict=True)
             )
-            yield next(batches), StepPart(own, whole, late), number + 1 == len(owns)
+            counts = sizes[number] > 0
+            part = StepPart(own, whole, late, counts)
+            yield MicroBatch(next(batches), part, is_last=number + 1 == len(owns))
+
+    def _own(self, batch: Batch, size: int) -> tuple[Denominator, ...]:
+        found = self.denominators(batch, size)
+        return found if size else tuple(0 * item for item in found)
+
+    def _of_all(
+        self, own: tuple[Denominator, ...], are_late: Sequence[bool]
+    ) -> tuple[Denominator, ...]:
+        """Return the denominators of a step over all processes.
+
+        Raises:
+            SpecFailed: one is known only after the forward pass, and there are several processes.
+        """
+        if self._group.is_alone:
+            return own
+        if any(are_late):
+            detail = "The targets or lengths of a loss are computed by layers with parameters, so"
+            detail += " its mean over several processes is not known before the step."
+            raise SpecFailed(detail, hint="Train with one process, or use reduction sum.")
+        device = next((x.device for x in own if isinstance(x, Tensor)), None)
+        numbers = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in own]
+        sums = self._group.sum(torch.stack(numbers)).unbind()
+        both = zip(own, sums, strict=True)
+        return tuple(x if isinstance(before, Tensor) else float(x) for before, x in both)
 
     @cached_property
     def are_late(self) -> tuple[bool, ...]:

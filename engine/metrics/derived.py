@@ -19,6 +19,7 @@ from engine.core.snapshot import State
 from engine.core.spool import Emit, report_dropped
 from engine.core.tensor_names import leaves, root
 from engine.core.timing import Clock, HostClock, taken_out
+from engine.distributed.group import ALONE, Group
 from engine.metrics.metrics import metric_names, num_correct
 from engine.metrics.torch_metrics import RunningMetric
 from engine.network.network import Network
@@ -84,7 +85,7 @@ class _Series:
 class Derived(AbstractContextManager[None]):
     """The derived metrics of a job; a context that watches one forward and backward pass."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what is computed, of what, for whom)
         self,
         network: Network,
         metrics: Sequence[Metric],
@@ -93,11 +94,15 @@ class Derived(AbstractContextManager[None]):
         *,
         fields: Mapping[str, Field] | None = None,
         scaling: GradScaling | None = None,
+        group: Group = ALONE,
     ) -> None:
         """Create the series; targets that the job's ``fields`` have checked are not checked again.
 
-        ``scaling``: the scaler of gradients with respect to outputs, if they are scaled.
+        ``scaling``: the scaler of gradients with respect to outputs, if they are scaled. ``group``:
+        the processes that have the rows of each step together; the values are right in process 0.
         """
+        self._group = group
+        self._has_rows = True
         self._network = network
         self._scaling = scaling
         self._emit = emit
@@ -119,12 +124,19 @@ class Derived(AbstractContextManager[None]):
         self._handles: list[Any] = []
 
     def at(
-        self, step: int, batch: Mapping[str, Tensor], *, is_last: bool = True
+        self,
+        step: int,
+        batch: Mapping[str, Tensor],
+        *,
+        is_last: bool = True,
+        has_rows: bool = True,
     ) -> AbstractContextManager[None]:
         """Watch what is needed of one forward and backward pass, if a value is due.
 
         Of several batches of a step only the last is watched, when gradients are complete.
+        ``has_rows``: whether the batch is a share of the step, and not another process's rows.
         """
+        self._has_rows = has_rows
         if step < self._next_due or not is_last:
             return _IDLE
         every = [series.every for series in self._series]
@@ -181,9 +193,21 @@ class Derived(AbstractContextManager[None]):
         self._handles, self._batch = [], {}
         if error is None:
             with taken_out(self._clock, "derived"):
+                self._gather_rows()
                 self._read_parameters()
                 self._compute([series for series in self._due if not series.is_late])
                 self._due = [series for series in self._due if series.is_late]
+
+    def _gather_rows(self) -> None:
+        """With several processes: give process 0 the rows of all of them."""
+        if self._group.is_alone:
+            return
+        named = {f"{kind} {name}": (name, kind) for name, kind in sorted(self._seen)}
+        rows = slice(None if self._has_rows else 0)
+        own = {key: self._seen[what] for key, what in named.items() if self._seen[what].dim()}
+        found = self._group.gather_rows({key: item[rows] for key, item in own.items()})
+        if self._group.is_first:
+            self._seen = {named[key]: item for key, item in found.items()}
 
     def _read_parameters(self) -> None:
         """Collect parameters and gradients before the update, of which some values need a copy."""

@@ -16,6 +16,7 @@ from engine.core.precision import dtype_name
 from engine.core.problems import Findings, one
 from engine.core.spool import Emit, report_dropped
 from engine.core.tensor_artifact import Artifacts
+from engine.distributed.group import ALONE, Group
 from engine.metrics.metrics import metric_names
 from engine.metrics.torch_metrics import (
     Given,
@@ -63,18 +64,21 @@ class EpochMetrics:
                 except Exception as error:  # for example targets that its class does not take
                     self._failed[item.name] = error
 
-    def finish(self, step: int) -> dict[str, float]:
+    def finish(self, step: int, group: Group = ALONE) -> dict[str, float]:
         """Return the values of the evaluation by series; a non-scalar result becomes a file.
 
-        A metric that could not be computed is NaN and is reported.
+        A metric that could not be computed is NaN and is reported. ``group``: the processes that
+        have the rows together.
         """
+        if not group.is_alone:
+            self._share_failures(group)
         series: dict[str, float] = {}
         tensors: dict[str, Tensor] = {}
         for item in self._metrics:
             try:
                 if item.name in self._failed:
                     raise self._failed[item.name]
-                given = item.compute()
+                given = item.compute(group)
                 series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
                 tensors |= given.tensors
             except Exception as error:
@@ -82,9 +86,17 @@ class EpochMetrics:
                 report_dropped(self._emit, f"metric {item.name} of the evaluation", error)
             item.reset()
         self._failed.clear()
-        if tensors:
+        if tensors and group.is_first:
             self._artifacts.keep(step, lambda: tensors)
         return series
+
+    def _share_failures(self, group: Group) -> None:
+        """Let a metric fail in all processes if it has failed in one."""
+        own = {name: f"{type(error).__name__}: {error}" for name, error in self._failed.items()}
+        found = group.gather(own)
+        everywhere = {name: text for share in reversed(found) for name, text in share.items()}
+        for name, text in group.broadcast(everywhere).items():
+            self._failed.setdefault(name, ValueError(text))
 
     def _without(self, name: str) -> dict[str, float]:
         """Return NaN for each series of a failed metric, so that its consumers get a value."""

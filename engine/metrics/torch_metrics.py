@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.core import arguments
 from engine.core.arguments import Parameter
 from engine.core.problems import one
+from engine.distributed.group import ALONE, Group
 from engine.metrics.metrics import num_correct
 from glasshouse.spec import Field, IntegerField, IntegerSequenceField, Metric
 from glasshouse.spec.metrics import OWN
@@ -252,11 +253,12 @@ class RunningMetric:
             warnings.simplefilter("ignore")
             self._made.update(scores, target)
 
-    def compute(self) -> Given:
-        """Return the result of all batches."""
+    def compute(self, group: Group = ALONE) -> Given:
+        """Return the result of all batches, of all processes of ``group``."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # classes without a row; the value is NaN or 0
-            return as_given(self.name, self._made.compute())
+            with self._made.sync_context(should_sync=not group.is_alone):
+                return as_given(self.name, self._made.compute())
 
     def of_batch(self, operands: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the result of one batch alone."""
@@ -293,9 +295,11 @@ class RunningAccuracy:
         self._num_correct = self._num_correct + correct.to(torch.float64)
         self._num_rows += len(target)
 
-    def compute(self) -> Given:
-        """Return the fraction of correct rows of all batches."""
-        return Given({self.name: torch.as_tensor(self._num_correct) / self._num_rows}, {})
+    def compute(self, group: Group = ALONE) -> Given:
+        """Return the fraction of correct rows of all batches, of all processes of ``group``."""
+        correct = torch.as_tensor(self._num_correct, dtype=torch.float64)
+        correct, rows = group.sum(torch.stack([correct, torch.full_like(correct, self._num_rows)]))
+        return Given({self.name: correct / rows}, {})
 
 
 def running(

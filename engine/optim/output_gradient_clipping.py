@@ -1,8 +1,9 @@
 """Clip gradients with respect to layers' outputs (PaddlePaddle's error clipping)."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
+import torch
 from torch import Tensor
 
 from engine.optim.gradient_scaling import GradScaling
@@ -35,10 +36,18 @@ class OutputClips:
         if output.requires_grad:
             output.register_hook(lambda gradient: self._clip(layer, gradient))
 
-    def take(self) -> dict[str, Tensor]:
-        """Return the fraction of clipped elements of each layer, 0 to 1, since the last call."""
+    def take(self, summed: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the fraction of clipped elements of each layer, 0 to 1, since the last call.
+
+        ``summed`` adds up a tensor over the processes of the job.
+        """
         seen, self._seen = self._seen, {}
-        return {f"output_grad_clip/{layer}": bit / count for layer, (count, bit) in seen.items()}
+        if not seen:
+            return {}
+        counts = [torch.stack([bit, torch.full_like(bit, count)]) for count, bit in seen.values()]
+        bits, totals = summed(torch.stack(counts)).unbind(dim=1)
+        found = zip(seen, (bits / totals).unbind(), strict=True)
+        return {f"output_grad_clip/{layer}": part for layer, part in found}
 
     @contextlib.contextmanager
     def uncounted(self) -> Generator[None]:

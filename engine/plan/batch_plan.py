@@ -122,7 +122,7 @@ class BatchPlan:
             findings.warn(f"{_POINTER}/max_tokens", detail, "unknown_length")
             return None
         try:
-            sizes = token_sizes(wanted, lengths.lengths, lengths.rows, self._spec.data.batch_size)
+            sizes = token_sizes(wanted, lengths.lengths, lengths.rows, self._spec.global_batch_size)
         except TooLong:
             return None
         return BatchCounts.of(self._spec, int(lengths.rows.sum()), len(sizes))
@@ -154,7 +154,7 @@ class BatchPlan:
         return found.cut(limit.max_length, drops=self._drops)
 
     def _bucketed(self, lengths_N: Tensor, wanted: BucketByLength) -> float | None:
-        data = self._spec.data
+        data = self._spec.global_data
         if data.shuffle.buffer_size is not None:  # it depends on which rows meet in a pool
             return None
         try:
@@ -187,7 +187,7 @@ class BatchPlan:
         if lengths is None or not len(lengths.lengths):
             return {"padding": None} if wanted is None else {"padding": None, "by_chance": None}
         listed = lengths.listed(_MOST_ROWS)
-        cut = by_chance(len(listed), self._spec.data.batch_size, (self._spec.seed, 0))
+        cut = by_chance(len(listed), self._spec.global_batch_size, (self._spec.seed, 0))
         chance = round(padding_of(listed, cut), 4)
         if wanted is None:
             return {"padding": chance}

@@ -191,7 +191,7 @@ def _batched(
 ) -> tuple[BatchPlan, dict[str, FieldShape]]:
     """Return how the rows become batches, and the shapes of the fields in them."""
     meta = datasets[spec.data.whole.dataset]
-    data_memory.check_streaming(spec.data, meta, findings)
+    data_memory.check_streaming(spec.global_data, meta, findings)
     findings.stop()
     num_rows = data_memory.rows_of(spec.data.whole, meta)
     limited = plan_data.limited(spec.data, shapes, findings)
@@ -303,7 +303,7 @@ def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Find
 
 
 def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
-    size = spec.data.batch_size
+    size = spec.global_batch_size
     if spec.data.drop_last and num_rows < size:
         detail = f"drop_last leaves no batch: the rows are {num_rows}, a batch takes {size}"
         findings.problem("/data/drop_last", detail, "no_batches")

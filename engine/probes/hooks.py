@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from engine.core.spool import now
 from engine.core.tensor_names import input_leaves, leaves
 from engine.data.batches.batch import Batch
+from engine.distributed.group import ALONE, Group
 from engine.losses.losses import Losses, LossValue
 from engine.network.call_names import Calls
 from engine.network.network import Network
@@ -26,6 +27,7 @@ from engine.optim.gradient_scaling import GradScaling
 from engine.optim.updates import changes, copies, states
 from engine.probes.cost.meter import Meter
 from engine.probes.flight_recorder import FlightRecorder
+from engine.probes.merging import PER_RANK, NotAlike, merge_histograms, merge_rows
 from engine.probes.statistics.summarize import summarize, summarize_all
 from engine.probes.step_records import RecordSender, TensorHistogram
 from engine.probes.tensors.captures import CapturePiece, Captures
@@ -72,6 +74,8 @@ class Watching:
     """Receives the statistics of a step."""
     failed: Callable[[Sequence[ActiveProbe], Exception], None]
     """Counts a failure to watch."""
+    group: Group = ALONE
+    """The processes that have the rows of each step together."""
 
 
 class Unwatched(AbstractContextManager["Unwatched"]):
@@ -104,7 +108,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         )
         """The sort key of a row by name and kind."""
         self._clips = watching.training.clips
-        self._recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
+        recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
+        self._records = bool(recorders)
+        self._recorders = recorders if watching.group.is_first else []
         self._shows = True
         """Whether recorders see each tensor by itself instead of many at once."""
         self._is_open = self._comes_again = False
@@ -115,12 +121,29 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._calls: list[Calls] = []
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[TensorHistogram] = []
+        self._group = watching.group
+        self._has_rows = True
+        """Whether the rows of this process count in the step."""
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._shares: dict[tuple[str, str], tuple[Tensor, Sequence[Probe]]] = {}
+        """With several processes: whole tensors of which this process has some rows."""
         self._loss: Tensor | None = None
         """The loss of the step; recorders check whether it is finite."""
         self._continues = sites.watches_update or (self._clips and sites.sees_clipped)
 
-    def at(self, step: int, batch: Batch | None = None, *, comes_again: bool = False) -> Self:
-        """Prepare for a step. If the next step is watched too, the hooks may stay until then."""
+    def at(
+        self,
+        step: int,
+        batch: Batch | None = None,
+        *,
+        comes_again: bool = False,
+        has_rows: bool = True,
+    ) -> Self:
+        """Prepare for a step. If the next step is watched too, the hooks may stay until then.
+
+        ``has_rows``: whether the batch is a share of the step, and not another process's rows.
+        """
+        self._has_rows = has_rows
         self._step, self._batch, self._comes_again = step, batch, comes_again
         return self
 
@@ -211,12 +234,40 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         for found in (self._rows, self._counted):
             found.sort(key=lambda row: order(row[:2]))
         watching = self._watching
-        watching.captures.finish_step()
-        record = {"type": "stats", "at": now(), "step": self._step, "phase": watching.phase}
-        watching.sender.send(record, self._rows, self._counted, self._due, self._loss)
+        if not self._group.is_alone:
+            self._merge()
+        if self._group.is_first:
+            watching.captures.finish_step()
+            record = {"type": "stats", "at": now(), "step": self._step, "phase": watching.phase}
+            watching.sender.send(record, self._rows, self._counted, self._due, self._loss)
         for recorder in self._recorders:
             recorder.release()
         self._meter.stop(started, None)
+
+    def _merge(self) -> None:
+        """Replace what this process has seen by what all have seen."""
+        if self._records and self._loss is not None:
+            self._loss = self._group.sum(self._loss.clone())
+        try:
+            self._rows = merge_rows(self._group, self._rows, self._sizes)
+        except NotAlike as error:  # what this process has seen is not the step's
+            self._rows = [row for row in self._rows if row[1] not in PER_RANK]
+            self._watching.failed(self._due, error)
+        self._counted = merge_histograms(self._group, self._counted, self._sizes)
+        shares, self._shares = self._shares, {}
+        named = {f"{kind} {name}": (kind, name) for kind, name in shares}
+        no_rows = slice(None if self._has_rows else 0)
+        found = self._group.gather_rows(
+            {key: shares[named[key]][0][no_rows] for key in sorted(named)}
+        )
+        for key, tensor in found.items():
+            kind, name = named[key]
+            self._keep(kind, name, tensor, shares[kind, name][1])
+        if self._group.is_first and len(found) < len(shares):
+            missing = [name for key, (_, name) in named.items() if key not in found]
+            detail = ValueError(f"its rows have different shapes in each process: {missing[0]}")
+            self._watching.failed([w for w in self._due if w.takes_full], detail)
+        self._sizes = {}
 
     # --- in the forward and the backward pass -----------------------------------------------
 
@@ -271,7 +322,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         batch = self._batch
         is_taken = LOSS in self._sites.order or (batch is not None and LOSS in batch)
         wanted = {} if is_taken else self._sites.loss
-        if not self._recorders and not any(wanted.values()):
+        if not self._records and not any(wanted.values()):
             return
 
         def hook(_module: nn.Module, inputs: tuple[Any, ...], loss: LossValue) -> None:
@@ -364,7 +415,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
                 self._count(kind, name, tensor, watches)
             if watches.takes_full:
                 probes = [watch.probe for watch in watches if watch.takes_full]
-                self._keep(kind, name, tensor, probes)
+                self._keep_share(kind, name, tensor, probes)
         except Exception as error:
             self._watching.failed(watches, error)
         finally:
@@ -374,6 +425,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._meter.stop(started, watches)
 
     def _count(self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes) -> None:
+        if not self._group.is_alone:
+            self._sizes[name, kind] = tensor.numel() if self._has_rows else 0
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
             self._counted.append(TensorHistogram(name, kind, figures, counts, watches.counts))
@@ -382,7 +435,19 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         elif watches.takes_stats:
             self._rows.append((name, kind, summarize(tensor)))
 
+    def _keep_share(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
+        if self._group.is_alone:
+            self._keep(kind, name, tensor, probes)
+        elif kind not in PER_RANK:
+            if self._group.is_first:
+                self._keep(kind, name, tensor, probes)
+        elif tensor.dim():
+            self._shares[kind, name] = tensor.detach().clone(), probes
+        elif self._group.is_first:
+            self._keep(kind, name, tensor, probes)
+
     def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
+        """Capture the wanted parts of a tensor."""
         step, phase, shape = self._step, self._watching.phase, tuple(tensor.shape)
         for part, view, lossless in kept(probes, tensor):
             piece = CapturePiece(step, name, kind, *part, shape, lossless, phase)

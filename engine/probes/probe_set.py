@@ -1,6 +1,6 @@
 """All probes of a job: which of them watch a step, and where their records go."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from engine.core.snapshot import State
 from engine.core.spool import Emit, now, report_dropped
 from engine.core.timing import clock_of
 from engine.data.batches.batch import Batch
+from engine.distributed.group import ALONE, Group
 from engine.network.network import Network
 from engine.probes.cost.governor import Governor
 from engine.probes.cost.meter import Meter
@@ -40,8 +41,13 @@ class Probes:
         out_dir: Path,
         training: WatchedTraining | None = None,
         captures: Captures | None = None,
+        group: Group = ALONE,
     ) -> None:
-        """Create the probes; without ``captures``, whole tensors become files of ``out_dir``."""
+        """Create the probes; without ``captures``, whole tensors become files of ``out_dir``.
+
+        ``group``: the processes that have the rows of each step together.
+        """
+        self._group = group
         self._watchers: dict[tuple[ActiveProbe, ...], StepWatcher] = {}
         self._newest: StepWatcher | None = None
         self._emit = emit
@@ -50,13 +56,14 @@ class Probes:
         """The clock that excludes the time of watching from a pass."""
         self.captures = captures or Captures(out_dir, emit)
         self._meter, self._evaluation_meter = Meter(self.clock), Meter(self.clock)
-        self._governor = Governor(emit)
+        self._governor = Governor(emit, is_shared=not group.is_alone)
         watching = partial(
             Watching,
             network=network,
             captures=self.captures,
             sender=RecordSender(emit, readback),
             failed=self.failed,
+            group=group,
         )
         self._steps = watching("train", training=training or WatchedTraining(), meter=self._meter)
         # no loss and no optimizer is watched in an evaluation
@@ -101,10 +108,11 @@ class Probes:
         self._evaluating = [watch for watch in watches if watch.probe.phase == "evaluate"]
         self._governor.keep(watches)
 
-    def at(self, step: int, batch: Batch) -> StepWatcher | Unwatched:
+    def at(self, step: int, batch: Batch, *, has_rows: bool = True) -> StepWatcher | Unwatched:
         """Return a context that watches the passes of a batch, if any probe is due.
 
         After the pass, its ``step`` runs the optimizer's step, which may be watched too.
+        ``has_rows``: whether the batch is a share of the step, and not another process's rows.
         """
         if self.captures.pending:
             self.captures.poll()
@@ -120,7 +128,7 @@ class Probes:
         self._meter.watch(due)
         if due:
             again = all(watch.is_due(step + 1) for watch in due)
-            return self._watcher(due).at(step, batch, comes_again=again)
+            return self._watcher(due).at(step, batch, comes_again=again, has_rows=has_rows)
         if self._newest is not None:  # its interval has widened in the meantime
             self._newest.release()
         self._next_due = first_due_after(self._training, step)
@@ -158,6 +166,15 @@ class Probes:
         self._newest = None
         self._watchers.clear()
 
+    def proposals(self) -> dict[str, int]:
+        """Return the factors of intervals that this process proposes to all."""
+        return self._governor.take_proposals()
+
+    def apply(self, factors: Mapping[str, int], step: int) -> None:
+        """Change intervals from a step on, by probe."""
+        self._governor.apply(factors, step)
+        self._next_due = 0
+
     def _settle(self, step: int | None) -> None:
         """Read the measured costs that are available: before a step, or at the end."""
         for measured in self._meter.take():
@@ -184,6 +201,7 @@ class Probes:
         for watch in watches:
             watch.num_failures += 1
             is_off = watch.num_failures >= MAX_FAILURES and watch in self._all
+            is_off = is_off and self._group.is_alone  # else all processes go on watching the same
             if is_off:
                 self._set([item for item in self._all if item is not watch])
                 self._off.append(str(watch.number))

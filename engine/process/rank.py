@@ -22,12 +22,14 @@ from engine.core.timing import Work
 from engine.data.batches.batching import bucket_field, widest_rows
 from engine.data.batches.rows import Rows
 from engine.data.columns.table import Table
+from engine.distributed.group import ALONE, Group, connect, disconnect
 from engine.inference import infer
 from engine.probes.watched.requested import RequestedProbes
+from engine.training.control import Decisions, RunControl
 from engine.training.failures import cause_of, classify
 from engine.training.loop import End, train
 from engine.training.memory import guard_memory
-from engine.training.report import Outputs, RunControl
+from engine.training.report import Outputs
 from engine.training.start import Start
 from engine.training.training_rows import EndedEarly, Gathering
 from glasshouse import jsonio
@@ -117,6 +119,12 @@ class Assignment:
     step to run; None: start from the beginning."""
     parts: int = 1
     """Each batch runs in this many micro-batches, because memory ran out before."""
+    rank: int = 0
+    """The number of this process among those that train together."""
+    size: int = 1
+    """The number of these processes."""
+    store: Path | None = None
+    """The file through which they find each other."""
 
     @staticmethod
     def read(path: Path) -> "Assignment":
@@ -144,9 +152,22 @@ class Assignment:
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=(Path(resume["dir"]), int(resume["step"])) if resume is not None else None,
                 parts=int(raw.get("parts") or 1),
+                **_place_in_group(raw.get("group")),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
+
+    def join(self) -> Group:
+        """Join the other processes.
+
+        Raises:
+            SpecFailed: it is not known where they are.
+        """
+        if self.size == 1:
+            return ALONE
+        if self.store is None:
+            raise SpecFailed("The job has several processes and was handed no store.")
+        return connect(self.rank, self.size, self.store)
 
     def table(self, dataset: str) -> Table:
         """Return the dataset's stored table."""
@@ -161,6 +182,13 @@ class Assignment:
         tables = {source.dataset: self.table(source.dataset) for source in sources}
         first = 0 if self.resume is None else self.resume[1]
         return Gathering(spec, tables, self.device, control, out, first)
+
+
+def _place_in_group(group: Any) -> dict[str, Any]:
+    if group is None:
+        return {}
+    rank, size, store = int(group["rank"]), int(group["size"]), Path(group["store"])
+    return {"rank": rank, "size": size, "store": store}
 
 
 def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
@@ -182,9 +210,12 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     be_deterministic(spec.deterministic)
     torch.set_float32_matmul_precision(spec.matmul_precision)
     guard_memory(spec.guards.memory, job.device)
+    group = job.join()
+    out = out if group.is_first else Outputs(out.directory, _ignore)
     out.ring = job.ring
+    decided = control if group.is_alone else Decisions(control, group)
     if job.orders:
-        control.orders.extendleft(reversed(job.orders))
+        decided.orders.extendleft(reversed(job.orders))
     out.flush()
 
     start = _start(job, spec)
@@ -200,12 +231,13 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
             spec,
             training,
             judged,
-            control=control,
+            control=decided,
             out=out,
             watched=job.watched,
             work=Work(flops, job.peak_flops),
             start=start,
             parts=job.parts,
+            group=group,
         )
     except EndedEarly:
         return End(control.ends_as)
@@ -213,6 +245,11 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for rows in (training, judged):
             if rows is not None:
                 rows.close()
+        disconnect()
+
+
+def _ignore(_record: dict[str, Any]) -> None:
+    """Process 0 reports for all."""
 
 
 def be_deterministic(wanted: bool) -> None:
@@ -279,9 +316,17 @@ def carry_out(job_dir: Path, control_fd: int | None = None) -> None:
     spool = SpoolWriter(job_dir / "spool")
     control = Lifeline(control_fd, job_dir)
     out = Outputs(job_dir, spool.append, spool.settle, spool.flush)
-    end, failure = attempt(
-        lambda: run(Assignment.read(job_dir / "job.json"), control=control, out=out)
-    )
+    number = 0
+
+    def work() -> End:
+        nonlocal number
+        job = Assignment.read(job_dir / "job.json")
+        number = job.rank
+        return run(job, control=control, out=out)
+
+    end, failure = attempt(work)
+    if failure is not None:
+        failure.rank = number
     spool.append(end_record(end, failure))
     spool.close()
 

@@ -13,6 +13,7 @@ from glasshouse.errors import (
     DiskFull,
     EngineFailed,
     OutOfMemory,
+    PeerLost,
     RunFailure,
     SpecFailed,
     StorageFailed,
@@ -21,6 +22,7 @@ from glasshouse.errors import (
 _HOST_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 _DEVICE_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "NCCL", "CUDA driver")
+_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 _BAD_INDEX = ("device-side assert",)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _INDEX_HINT = (
@@ -66,7 +68,8 @@ def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
     text = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
     if isinstance(error, SpecProblems):
         return SpecFailed(str(error))
-    found = _shortfall(error, text) or _of_device(error, text) or _of_disk(error, text)
+    found = _of_peer(error) or _shortfall(error, text) or _of_device(error, text)
+    found = found or _of_disk(error, text)
     if found is not None:
         return found
     if in_layer and isinstance(error, IndexError):
@@ -74,6 +77,13 @@ def _named(error: BaseException, *, in_layer: bool) -> RunFailure:
     if in_layer and isinstance(error, (RuntimeError, ValueError, TypeError)):
         return SpecFailed(text)
     return EngineFailed(f"{type(error).__name__}: {text}")
+
+
+def _of_peer(error: BaseException) -> PeerLost | None:
+    """Return the failure of a collective that failed because of another process; or None."""
+    if not isinstance(error, RuntimeError) or not _mentions(str(error), _PEER):
+        return None
+    return PeerLost("Another process of the job ended or did not answer.")
 
 
 def _shortfall(error: BaseException, text: str) -> OutOfMemory | None:

@@ -14,6 +14,7 @@ from engine.core.snapshot import Parts, Stateful
 from engine.core.timing import Timing, Work
 from engine.data.batches.rows import Rows
 from engine.data.columns.prepared import PART
+from engine.distributed.group import ALONE, Group
 from engine.guards.guard import Guard
 from engine.learner.averaging import AveragedWeights
 from engine.learner.learner import Learner, learner_of
@@ -24,8 +25,9 @@ from engine.probes.probe_set import Probes
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.commands import Commands
+from engine.training.control import Decisions, RunControl
 from engine.training.failures import StepFailed
-from engine.training.report import Outputs, Reporter, RunControl
+from engine.training.report import Outputs, Reporter
 from engine.training.schedule import Schedule
 from engine.training.start import Start
 from glasshouse.spec import TrainJob
@@ -53,27 +55,32 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     work: Work = Work(),  # noqa: B008 (frozen)
     start: Start | None = None,
     parts: int = 1,
+    group: Group = ALONE,
 ) -> End:
     """Train a network until the end of its spec or until a stop is requested.
 
     ``watched`` are the probes from the first step on; None: those of the spec. ``work``: the
     operations of a row and the peak of the devices, if known. ``start`` is the checkpoint to begin
     with. ``parts``: run each batch in this many micro-batches; the step is the same as with the
-    whole batch.
+    whole batch. ``group``: the processes that train the network together; with several,
+    ``control`` is what they share.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
     """
     torch.manual_seed(job.seed)
     learner = learner_of(job, rows.device)
-    network, loss_fn, optimizer, clip = learner[:4]
-    schedule = Schedule(job, rows, loss_fn, parts)
+    loss_fn, optimizer, clip = learner[1:4]
+    schedule = Schedule(job, rows, loss_fn, parts, group)
     _settle(job, learner, rows, start, out, schedule.pass_size)
+    learner = learner.shared(group, lambda: next(rows.in_order(schedule.pass_size)))
     probes = _probes(job, learner, rows, out, control)
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock
     guard = Guard(job, learner, rows, readback=probes.readback, clock=clock, emit=out.emit)
-    report = Reporter(job, learner, validation, probes, out, Timing(clock, work), schedule)
+    timing = Timing(clock, work)
+    decisions = control if isinstance(control, Decisions) else None
+    report = Reporter(job, learner, validation, probes, out, timing, schedule, decisions)
     report.saver.parts |= _saved(learner, rows, schedule, report, probes, guard)
     if start is not None:
         start.restore(report.saver.parts)
@@ -86,19 +93,26 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     try:
         for step, epoch, batches in schedule.steps():
             probes.watch(control.wanted, step)
-            for batch, part, is_last in batches:
+            learner.seed(job.seed, step)
+            for micro_batch in batches:
+                batch, part, is_last = micro_batch
+                has_rows = micro_batch.has_rows
                 clock.mark("data")
                 guard.begin(batch, part)
-                seen = probes.at(step, batch) if is_last else UNWATCHED
-                with seen as watcher, report.derived.at(step, batch, is_last=is_last):
+                seen = probes.at(step, batch, has_rows=has_rows) if is_last else UNWATCHED
+                with (
+                    seen as watcher,
+                    report.derived.at(step, batch, is_last=is_last, has_rows=has_rows),
+                ):
                     clock.mark("probes")
-                    values = network(batch.tensors)
+                    values = learner.forward(batch, is_last=is_last)
                     loss = loss_of(loss_fn, values, part)
                     clock.mark("forward")
                     learner.backward(loss.total, is_last=is_last)
                     clock.mark("backward")
                 clock.mark("probes")
-                report.take(step, batch, loss, values)
+                report.take(step, micro_batch, loss, values)
+            report.share(step)
             guard.check(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
@@ -231,4 +245,5 @@ def _probes(
         out_dir=out.directory,
         training=training,
         captures=captures,
+        group=learner.group,
     )

@@ -6,11 +6,9 @@ Keeps losses on the device until they have been read back; never makes a step wa
 import contextlib
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +18,13 @@ from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.timing import REPORT, Timing
 from engine.data.batches.batch import Batch
+from engine.data.batches.division import Division
 from engine.data.batches.rows import Rows
+from engine.distributed.group import Group
 from engine.learner.learner import Learner
 from engine.losses.loss_sums import LossSums
 from engine.losses.losses import LossValue
+from engine.losses.micro_batches import MicroBatch
 from engine.metrics.derived import Derived
 from engine.metrics.epoch_metrics import EpochMetrics
 from engine.metrics.metrics import Accuracies
@@ -31,36 +32,12 @@ from engine.metrics.sample_predictions import Samples
 from engine.network.hidden_state import alone
 from engine.optim.dense_and_sparse import rates_of
 from engine.probes.probe_set import Probes
-from engine.probes.watched.requested import RequestedProbes
+from engine.training.control import Decisions
 from engine.training.schedule import Schedule
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
 
 _PROGRESS_S = 0.25
-
-
-class RunControl(Protocol):
-    """Requests to a running job."""
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Whether the job should end at the next step boundary."""
-        ...
-
-    @property
-    def ends_as(self) -> str:
-        """The final state then: ``cancelled``; or, to resume later, ``paused``, ``interrupted``."""
-        ...
-
-    @property
-    def wanted(self) -> RequestedProbes | None:
-        """The probes from the next step on; None: those of the spec."""
-        ...
-
-    @property
-    def orders(self) -> deque[dict[str, Any]]:
-        """Commands in the order of their requests; see ``engine.training.commands``."""
-        ...
 
 
 @dataclass
@@ -82,7 +59,6 @@ class Outputs:
 class Taken:
     """The results of a step's batches so far; scalars on the device."""
 
-    num_rows: int = 0
     losses: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """The step's ``loss``, and the value of each loss if there are several."""
     correct: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -100,7 +76,11 @@ class Reporter:
         out: Outputs,
         timing: Timing,
         schedule: Schedule,
+        decisions: Decisions | None = None,
     ) -> None:
+        """``decisions``: with several processes, what they exchange at each step."""
+        self._decisions = decisions
+        self._group = learner.group
         self._job = job
         self._learner = learner
         self._validation = validation
@@ -126,6 +106,7 @@ class Reporter:
             timing.clock,
             fields=job.data.fields,
             scaling=learner.scaling,
+            group=learner.group,
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.latest: dict[str, float] = {}
@@ -135,7 +116,13 @@ class Reporter:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far, including those before a resume."""
+        """Seconds of training so far, including those before a resume; by process 0's clock."""
+        if self._decisions is not None:
+            return max(self._before_s, self._decisions.elapsed_s)
+        return self._own_elapsed_s
+
+    @property
+    def _own_elapsed_s(self) -> float:
         return self._before_s + time.monotonic() - self._started
 
     def state(self) -> State:
@@ -172,16 +159,35 @@ class Reporter:
         """The loss of the current step, over the batches so far."""
         return self._taken.losses["loss"]
 
-    def take(self, step: int, batch: Batch, loss: LossValue, values: Mapping[str, Tensor]) -> None:
+    def take(
+        self, step: int, micro_batch: MicroBatch, loss: LossValue, values: Mapping[str, Tensor]
+    ) -> None:
         """Add the results of a batch; ``loss`` is its contribution to the step's loss."""
         taken = self._taken
-        taken.num_rows += batch.num_rows
-        self._schedule.intake.count(batch)
         correct = self._accuracies.correct(values, step)
+        self._schedule.intake.count(micro_batch.batch, has_rows=micro_batch.has_rows)
+        if not micro_batch.has_rows:
+            correct = {name: 0 * count for name, count in correct.items()}
         losses = {"loss": loss.total.detach(), **loss.terms}
         for sums, found in ((taken.losses, losses), (taken.correct, correct)):
             for name, value in found.items():
                 sums[name] = sums[name] + value if name in sums else value
+
+    def share(self, step: int) -> None:
+        """With several processes: add up the step's results, and take process 0's decisions."""
+        if self._decisions is None:
+            return
+        taken, intake = self._taken, self._schedule.intake
+        own = [*taken.losses.values(), *taken.correct.values()]
+        counts = [torch.tensor(count) for count in intake.counts]
+        changes = self._probes.proposals()
+        more = {"factors": changes} if changes else {}
+        sums, more = self._decisions.share([*own, *counts], self._own_elapsed_s, more)
+        intake.counts = [int(count) for count in sums[len(own) :]]
+        summed = iter(sums)
+        taken.losses = dict(zip(taken.losses, summed, strict=False))
+        taken.correct = dict(zip(taken.correct, summed, strict=False))
+        self._probes.apply(more.get("factors", {}), step + 1)
 
     def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
         """Report a finished step: its loss before the update, and its batches' metrics.
@@ -189,7 +195,7 @@ class Reporter:
         ``clipped``: the statistics of clipping. Returns the step's number of rows.
         """
         taken, self._taken = self._taken, Taken()
-        num_rows, correct = taken.num_rows, taken.correct
+        num_rows, correct = self._schedule.num_rows, taken.correct
         self._num_samples += num_rows
         intake = self._schedule.intake
         self._clock.end_step(num_rows, intake.num_tokens)
@@ -199,7 +205,7 @@ class Reporter:
             **taken.losses,
             **self.derived.take(),
             **clipped,
-            **self._learner.network.output_clips.take(),
+            **self._learner.network.output_clips.take(self._group.sum),
         }
         if self._learner.scaling is not None:
             others |= self._learner.scaling.figures()
@@ -254,12 +260,13 @@ class Reporter:
                 watched=watched,
                 metrics=self._epoch_metrics,
             )
-            figures |= self._epoch_metrics.finish(step)
+            figures |= self._epoch_metrics.finish(step, self._group)
             self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
-            with alone(learner.hidden_state):
-                self._samples.keep(step, learner.network)
+            if self._group.is_first:
+                with alone(learner.hidden_state):
+                    self._samples.keep(step, learner.network)
         self._clock.mark("evaluate")
         return figures
 
@@ -270,11 +277,14 @@ class Reporter:
         ``wait`` that has happened when this returns; otherwise training continues meanwhile.
         """
         self._settle()
-        self.saver.save(position, self.latest, final=final, wait=wait)
+        if self._group.is_first:  # all processes have the same state
+            self.saver.save(position, self.latest, final=final, wait=wait)
         self._clock.mark("checkpoint")
 
     def keep(self, position: dict[str, int], *, due: bool, asked: bool) -> None:
         """Save if it is due, requested, or time; or hold the best state for a later save."""
+        if not self._group.is_first:
+            return
         choice = "save" if asked else self.saver.choose(position["step"], due=due)
         if choice == "save":
             self.save(position)
@@ -352,13 +362,14 @@ def evaluate(
     """Run the validation rows once; return the loss over all of them, for any batch size.
 
     A loss is the sum of the batches' numerators over the sum of their denominators. ``watched`` is
-    entered around the first batch; ``metrics`` receive every batch.
+    entered around the first batch; ``metrics`` receive every batch. Several processes share the
+    rows, ``batch_size`` for each.
     """
-    network, loss_fn = learner.network, learner.loss_fn
+    network, loss_fn, group = learner.network, learner.loss_fn, learner.group
     was_training = network.training
     network.eval()
     sums: LossSums | None = None
-    for batch in rows.in_order(batch_size):
+    for batch in own_batches(rows, batch_size, group):
         with watched:
             values = network(batch.tensors)
         watched = contextlib.nullcontext()
@@ -366,5 +377,20 @@ def evaluate(
         sums = found if sums is None else sums + found
         metrics.update(values)
     network.train(was_training)
-    figures = {} if sums is None else loss_fn.figures(sums)
+    figures = {} if sums is None else loss_fn.figures(sums.over(group))
     return {f"validation/{name}": value for name, value in figures.items()}
+
+
+def own_batches(rows: Rows, batch_size: int, group: Group) -> Iterator[Batch]:
+    """Yield the rows of one process once, in the stored order, ``batch_size`` rows at a time.
+
+    Every row is in exactly one process.
+    """
+    if group.is_alone:
+        yield from rows.in_order(batch_size)
+        return
+    size = batch_size * group.size
+    division = Division(1, group.size, group.rank)
+    for number, batch in enumerate(rows.in_order(size, division)):
+        if any(division.sizes(min(size, rows.num_rows - number * size))):
+            yield batch

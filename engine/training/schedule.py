@@ -12,7 +12,9 @@ from engine.core.problems import one
 from engine.core.snapshot import State
 from engine.data.batches.batch import Batch
 from engine.data.batches.batching import Batching, PaddingCounts
+from engine.data.batches.division import Division
 from engine.data.batches.rows import Rows
+from engine.distributed.group import ALONE, Group
 from engine.losses.losses import Losses
 from engine.losses.micro_batches import MicroBatch, MicroBatches
 from engine.optim.lr_schedulers import LearningRate
@@ -24,11 +26,13 @@ from glasshouse.spec import Early, TrainJob
 class Schedule:
     """Decides the order of batches, evaluations, checkpoints and the end."""
 
-    def __init__(self, job: TrainJob, rows: Rows, loss_fn: Losses, parts: int = 1) -> None:
-        """``parts``: split each batch into this many; one with fewer rows into one per row."""
+    def __init__(
+        self, job: TrainJob, rows: Rows, loss_fn: Losses, parts: int = 1, group: Group = ALONE
+    ) -> None:
+        """``parts``: split each batch of each process into this many, or into single rows."""
         self._job = job
-        self._micro_batches = MicroBatches(job, loss_fn)
-        self._batching = Batching(job, rows, parts)
+        self._micro_batches = MicroBatches(job, loss_fn, group)
+        self._batching = Batching(job, rows, Division(parts, group.size, group.rank))
         self.pass_size = -(-job.data.batch_size // parts)
         """The most rows in one pass."""
         self._pace = pace = self._batching.pace
@@ -36,6 +40,8 @@ class Schedule:
             detail = f"drop_last leaves no batch: the rows are {rows.num_rows}, a batch takes"
             raise DataFailed(f"{detail} {pace.batch_size}")
         self.intake = PaddingCounts(rows)
+        self.num_rows = 0
+        """Rows of the newest step, in all processes."""
         self.early = None if job.stop.early is None else EarlyStop(job.stop.early)
         self.num_steps = pace.num_steps(job.stop)
         """Number of updates of the job; None if it is limited by time."""
@@ -89,8 +95,9 @@ class Schedule:
         self, batches: Iterator[Batch], before: Callable[[int], int], first: int, last: int
     ) -> Iterator[MicroBatch]:
         sizes = [before(number + 1) - before(number) for number in range(first, last)]
+        self.num_rows = sum(sizes)
         sizes = [part for size in sizes for part in self._batching.parts_of(size)]
-        return self._micro_batches.of_step(batches, sizes)
+        return self._micro_batches.of_step(batches, sizes, self.num_rows)
 
     @property
     def ends_epoch(self) -> bool:

@@ -18,7 +18,8 @@ from engine.data.sources.loading import load
 from engine.data.sources.reading import SourceReader
 from engine.data.sources.streamed import StreamedRows
 from engine.data.sources.streamed_windows import WindowReader
-from engine.training.report import Outputs, RunControl
+from engine.training.control import RunControl
+from engine.training.report import Outputs
 from glasshouse.spec import BucketByLength, Field, Source, TrainJob
 
 _REPORT_S = 5.0

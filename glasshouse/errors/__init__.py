@@ -31,8 +31,8 @@ GlasshouseError
 │                                TransactionConflict
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, NonFinite ── TooManySkipped, OutOfMemory, DeviceFailed,
-│       Unkillable, WorkerLost, RankDied, CrashLoop, Stalled, Timeout, CheckpointMismatch,
-│       EngineFailed, StorageFailed ── DiskFull, CheckpointDamaged
+│       Unkillable, WorkerLost, RankDied, PeerLost, CrashLoop, Stalled, Timeout,
+│       CheckpointMismatch, EngineFailed, StorageFailed ── DiskFull, CheckpointDamaged
 ├── APIError                     raised by the client for an error answer, one class per status
 │   ├── APIConnectionError ── APITimeoutError
 │   └── APIStatusError           one for each status that the service or a proxy answers with
@@ -91,6 +91,7 @@ from glasshouse.errors.run import (
     EngineFailed,
     NonFinite,
     OutOfMemory,
+    PeerLost,
     RankDied,
     RunFailure,
     SpecFailed,
@@ -238,6 +239,7 @@ __all__ = [
     "OutOfMemory",
     "PayloadTooLarge",
     "PayloadTooLargeError",
+    "PeerLost",
     "PermissionDeniedError",
     "PlannerUnavailable",
     "PreconditionFailed",

@@ -157,6 +157,14 @@ class DeviceFailed(RunFailure):
     retryable = True
 
 
+class PeerLost(RunFailure):
+    """Another process of the job ended or did not answer."""
+
+    category = "internal"
+    retryable = True
+    hint = "The cause is in the log of the process that ended first."
+
+
 class Unkillable(RunFailure):
     """The process did not end after SIGKILL."""
 

@@ -34,6 +34,7 @@ from glasshouse.spec.jobs import (
 )
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
+from glasshouse.spec.parallel import Parallel
 from glasshouse.spec.preprocessing import (
     CbowWindows,
     Fill,
@@ -99,6 +100,7 @@ __all__ = [
     "Normalize",
     "Optimizer",
     "OutputGradClip",
+    "Parallel",
     "ParameterInit",
     "PerParameter",
     "Preset",

@@ -302,6 +302,10 @@ class Shuffle(Spec):
     """Number of rows to read before the first batch is drawn. 0: one batch. Example: ``2000``."""
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default")
+
+
 class Data(Spec):
     """Training data, validation data, and how rows become batches."""
 
@@ -318,8 +322,13 @@ class Data(Spec):
     fields: dict[Name, Field] = Constraint(min_length=1, max_length=1000)
     """The inputs and targets of the network, by name. Example: ``{"label": {"type": "integer",
     "dim": 10}}``."""
-    batch_size: int = Constraint(ge=1, le=1_000_000)
-    """Number of rows per batch."""
+    global_batch_size: int | None = Constraint(default=None, ge=1, le=1_000_000)
+    """Number of rows per batch of all processes together, instead of ``batch_size``. It must be a
+    multiple of ``parallel.processes``. Example: ``512``."""
+    batch_size: int = Constraint(default=0, ge=1, le=1_000_000, json_schema_extra=_without_default)
+    """Number of rows per batch and process. A job with one process has batches of this size; with
+    several, a step takes ``batch_size`` rows from each. Set exactly one of ``batch_size`` and
+    ``global_batch_size``. Example: ``64``."""
     drop_last: bool = False
     """Whether to drop the last batch of an epoch if it is smaller than the others."""
     shuffle: Shuffle = Shuffle()
@@ -355,6 +364,17 @@ class Data(Spec):
     def whole(self) -> Source:
         """The first source; the only one after several were joined."""
         return self.sources[0]
+
+    @model_validator(mode="after")
+    def _check_batch_size(self) -> Self:
+        if self.batch_size:
+            return self
+        if self.global_batch_size is not None:
+            object.__setattr__(self, "batch_size", self.global_batch_size)  # frozen from here on
+        else:
+            detail = "batch_size is missing: set it to the number of rows per batch and process,"
+            raise WrongAt("batch_size", detail=f"{detail} or set global_batch_size")
+        return self
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:

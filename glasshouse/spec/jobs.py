@@ -20,6 +20,7 @@ from glasshouse.spec.data import Data, Field
 from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
+from glasshouse.spec.parallel import MAX_PROCESSES, Parallel
 from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import (
@@ -79,15 +80,18 @@ class Devices(Spec):
     """``cpu``: CPU cores. ``cuda``: a CUDA device. ``auto``: a CUDA device if a worker has a
     healthy one, else CPU cores; an ``infer`` job also uses CPU cores if all CUDA devices are
     busy."""
-    count: Literal[1] | None = None
-    """Number of CUDA devices. Requires ``type`` ``cuda``; not together with ``ids``."""
-    ids: tuple[NonNegativeInt] | None = None
-    """The number of the CUDA device on its worker, as listed by ``GET /devices``. Requires ``type``
-    ``cuda``. Example: ``[1]``."""
+    count: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)
+    """Number of CUDA devices. Several need ``parallel``. Requires ``type`` ``cuda``; not together
+    with ``ids``. Default: one, or ``parallel.processes``. Example: ``2``."""
+    ids: tuple[NonNegativeInt, ...] | None = Constraint(
+        default=None, min_length=1, max_length=MAX_PROCESSES
+    )
+    """The numbers of the CUDA devices on their worker, as listed by ``GET /devices``. Several need
+    ``parallel``: process 0 gets the first one. Requires ``type`` ``cuda``. Example: ``[2, 3]``."""
     threads: int | None = Constraint(default=None, ge=1, le=1024)
-    """Number of CPU cores, each with one torch thread. Requires ``type`` ``cpu``. Default: half of
-    the worker's cores, at least one; for ``infer`` jobs, as many of these as are free. Example:
-    ``4``."""
+    """Number of CPU cores of each process, each with one torch thread. Requires ``type`` ``cpu``.
+    Default: half of the worker's cores, divided among the processes, at least one for each; for
+    ``infer`` jobs, as many of these as are free. Example: ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
 
@@ -99,7 +103,15 @@ class Devices(Spec):
                 detail = f"{name} applies to type {kind} only, and type is {self.type!r}"
                 raise WrongAt(name, detail=f"{detail}: remove {name}, or set type to {kind}")
         check_at_most_one(self, "count", "ids")
+        if self.ids is not None and (again := repeated(self.ids)) is not None:
+            detail = f"device {self.ids[again]} is listed twice: list each device once"
+            raise WrongAt("ids", again, detail=detail)
         return self
+
+    @property
+    def num_devices(self) -> int | None:
+        """The number of CUDA devices that are asked for; None: it is left to ``parallel``."""
+        return self.count if self.ids is None else len(self.ids)
 
 
 class Retry(Spec):
@@ -204,6 +216,9 @@ class TrainJob(_Job):
     ``{"type": "ema"}``."""
     grad_clip: GradClip | None = None
     """Gradient clipping. Default: no clipping. Example: ``{"type": "global_norm", "max": 1.0}``."""
+    parallel: Parallel = Parallel(strategy="none")
+    """Several processes that train the network together. Default: one process. Example:
+    ``{"strategy": "data", "processes": 2}``."""
     data: Data
     """Training data, validation data and batching."""
     stop: Stop
@@ -276,6 +291,77 @@ class TrainJob(_Job):
                 detail = f"{layer.name!r} names a layer and a data field; rename one"
                 raise WrongAt("network", "layers", number, detail=detail)
         return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        asked, devices = self.parallel.processes, self.devices.num_devices
+        if self.parallel.strategy == "none":
+            if devices not in (None, 1):
+                place = "count" if self.devices.ids is None else "ids"
+                detail = f"{devices} devices need a parallel strategy: set parallel.strategy to"
+                raise WrongAt("devices", place, detail=f"{detail} data, or ask for one device")
+        elif asked is None and devices is None:
+            detail = "the number of processes is missing: set parallel.processes"
+            raise WrongAt("parallel", "processes", detail=detail)
+        elif None not in (asked, devices) and asked != devices:
+            detail = f"{asked} processes need {asked} devices, and devices asks for {devices}: set"
+            raise WrongAt("parallel", "processes", detail=f"{detail} both to the same number")
+        elif asked is None:
+            counted = self.parallel.model_copy(update={"processes": devices})
+            object.__setattr__(self, "parallel", counted)  # frozen from here on
+        self._check_global_batch()
+        self._check_single()
+        return self
+
+    def _check_global_batch(self) -> None:
+        data, processes = self.data, self.processes
+        whole = data.global_batch_size
+        if whole is None:
+            return
+        if whole % processes:
+            detail = f"{whole} rows cannot be divided among {processes} processes equally: set a"
+            raise WrongAt("data", "global_batch_size", detail=f"{detail} multiple of {processes}")
+        if "batch_size" not in data.model_fields_set:
+            sized = data.model_copy(update={"batch_size": whole // processes})
+            object.__setattr__(self, "data", sized)  # frozen from here on
+        elif data.batch_size * processes != whole:
+            detail = f"batch_size is {data.batch_size} for each of {processes} processes, and"
+            detail += f" global_batch_size is {whole}: remove one of them"
+            raise WrongAt("data", "batch_size", detail=detail)
+
+    def _check_single(self) -> None:
+        """Refuse what only one process supports."""
+        if self.processes == 1:
+            return
+        why = f"is supported with one process only, and parallel asks for {self.processes}"
+        if self.tune:
+            raise WrongAt("tune", detail=f"tune {why}: remove tune, and set memory_format")
+        bucket = self.data.bucket_by_length
+        if bucket is not None and bucket.max_tokens is not None:
+            place = ("data", "bucket_by_length", "max_tokens")
+            detail = f"max_tokens ({bucket.max_tokens}) {why}: remove it, batch_size is the limit"
+            raise WrongAt(*place, detail=detail)
+        for number, layer in enumerate(self.network.layers):
+            if layer.stateful:
+                detail = f"stateful (layer {layer.name!r}) {why}: remove stateful, or parallel"
+                raise WrongAt("network", "layers", number, "stateful", detail=detail)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that train the network."""
+        return self.parallel.processes or 1
+
+    @property
+    def global_batch_size(self) -> int:
+        """The number of rows in a batch of all processes together."""
+        return self.data.batch_size * self.processes
+
+    @property
+    def global_data(self) -> Data:
+        """The data with the batch size of all processes together."""
+        if self.processes == 1:
+            return self.data
+        return self.data.model_copy(update={"batch_size": self.global_batch_size})
 
     @property
     def activation_boundaries(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CheckpointInUse, JobEnded, JobNotEnded, JobNotFound
 from glasshouse.ids import new_id
-from models.jobs import commands, names, pausing
+from models.jobs import commands, names, needs, pausing
 from models.observations import events, probes
 from models.observations.events import NewEvent
 from models.state import ENDED, STATES
@@ -59,7 +59,7 @@ def add(  # noqa: PLR0913 (the columns of a job)
         warnings=list(plan.get("warnings", [])),
         labels=dict(spec.get("labels", {})),
         priority=spec.get("priority", 0),
-        wants=resolved.get("devices", {}),
+        wants=needs.wants(resolved),
         parent=parent,
         created_at=time,
         queued_at=time,

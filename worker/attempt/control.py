@@ -25,7 +25,7 @@ from models.observations import probes
 from models.observations.events import NewEvent
 from models.settings import Settings
 from models.tables import now
-from worker.processes.rank import Rank
+from worker.processes.ranks import Ranks
 
 _log: Any = structlog.get_logger()
 _RETRY_S = 1.0
@@ -79,7 +79,7 @@ class CommandDelivery:
         self._revision = 0 if wanted is None else wanted["revision"]
         self._delivered |= {command["id"] for command in description["commands"]}
 
-    def deliver(self, rank: Rank) -> None:
+    def deliver(self, rank: Ranks) -> None:
         """Send new commands and probes to the rank, once. Retry later if the file write fails."""
         wanted = self._probes
         revision = 0 if wanted is None else wanted["revision"]
@@ -90,7 +90,7 @@ class CommandDelivery:
             self._num_files += 1
             self._commands = []
 
-    def _send(self, rank: Rank, what: str, number: int, document: Any) -> bool:
+    def _send(self, rank: Ranks, what: str, number: int, document: Any) -> bool:
         if time.monotonic() < self._retry_at:
             return False
         name = f"{what}-{number}.json"
@@ -176,7 +176,7 @@ class Backpressure:
     long, the rank's process group is stopped. It continues once at most half the limit is left.
     """
 
-    def __init__(self, rank: Rank, max_bytes: int) -> None:
+    def __init__(self, rank: Ranks, max_bytes: int) -> None:
         self._rank = rank
         self._max_bytes = max_bytes
         self.is_stopped = False

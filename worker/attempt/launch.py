@@ -1,4 +1,4 @@
-"""Starts the rank of one attempt in a directory of its own, and ends all its processes."""
+"""Starts the ranks of one attempt, each in a directory of its own, and ends all processes."""
 
 import contextlib
 import os
@@ -23,6 +23,7 @@ from glasshouse.errors import (
 )
 from glasshouse.failpoints import failpoint
 from glasshouse.spec.data import sources_in
+from glasshouse.spec.parallel import num_processes
 from models.database import Transaction
 from models.fleet import workers
 from models.jobs import attempts, checkpoints, commands, jobs
@@ -33,8 +34,9 @@ from worker.attempt.captures import NO_SPACE
 from worker.attempt.control import CommandDelivery
 from worker.attempt.resume import Attempt
 from worker.devices.usage import Usage
-from worker.processes.fork_server import ForkServerLost
+from worker.processes.fork_server import ForkServerLost, rank_directory
 from worker.processes.rank import Rank, RankRegistry
+from worker.processes.ranks import Ranks
 
 _log: Any = structlog.get_logger()
 _WAIT_S = 1.0
@@ -64,14 +66,15 @@ _TERA = {
 
 
 class Launch:
-    """Starts the rank of one attempt and ends it."""
+    """Starts the ranks of one attempt and ends them."""
 
     def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
         self._attempt = attempt
         self._control = control
         self._register = RankRegistry(attempt.context.work)
         self._devices = [str(device["id"]) for device in attempt.job.devices]
-        self._rank: Rank | None = None
+        self._ranks: list[Rank] = []
+        """All that were forked and not ended yet."""
         self.resumes = False
         """Whether the rank resumes from a checkpoint."""
         self.parts = 1
@@ -81,53 +84,70 @@ class Launch:
         self.is_stuck = False
         """Whether a process of the attempt cannot be ended; then no job gets its devices."""
 
-    def start(self, ring: str | None, meanwhile: Callable[[], None]) -> Rank:
-        """Fork the rank; call ``meanwhile`` repeatedly while the fork server is not ready.
+    def start(
+        self,
+        ring: str | None,
+        meanwhile: Callable[[], None],
+        read_end: Callable[[int], dict[str, Any] | None],
+    ) -> Ranks:
+        """Fork the ranks; call ``meanwhile`` repeatedly while the fork server is not ready.
 
-        ``ring``: the name of the shared memory for whole tensors.
+        ``ring``: the name of the shared memory for whole tensors. ``read_end``: as of `Ranks`.
 
         Raises:
             ForkServerLost: the fork server died, or the worker stops.
             RunFailure: data of the job is gone, or the work directory cannot be written.
         """
         context = self._attempt.context
-        env = context.with_retries(lambda: self._prepare(ring))
+        envs = context.with_retries(lambda: self._prepare(ring))
         while not context.fork_server.wait_ready(_WAIT_S):
             meanwhile()
             if context.stopping.is_set():
                 raise ForkServerLost("the worker stops")
-        failpoint("rank.fork")
-        self._rank = rank = context.fork_server.fork(self._attempt.directory, env)
-        failpoint("rank.forked")
-        try:
-            self._register.note(rank.identity, self._devices)
-        except OSError as error:
-            raise _unwritable(error) from error
-        gpus = [uuid for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
-        self.usage = Usage(rank.identity.pid, gpus)
-        failpoint("rank.noted")
-        _log.info("rank_started", pid=rank.identity.pid)
-        return rank
+        for number, env in enumerate(envs):
+            failpoint("rank.fork")
+            rank = context.fork_server.fork(self._attempt.directory, env, number)
+            self._ranks.append(rank)
+            failpoint("rank.forked")
+            try:
+                self._register.note(rank.identity, self._devices)
+            except OSError as error:
+                raise _unwritable(error) from error
+            failpoint("rank.noted")
+            _log.info("rank_started", rank=number, pid=rank.identity.pid)
+        gpus = [uuid for env in envs for uuid in env["CUDA_VISIBLE_DEVICES"].split(",") if uuid]
+        self.usage = Usage([rank.identity.pid for rank in self._ranks], gpus)
+        return Ranks(self._ranks, read_end)
 
     def abandon(self) -> None:
-        """Give up on a rank that SIGKILL has not ended; its devices stay withheld."""
-        rank, self._rank = self._rank, None
-        if rank is not None:
-            self._give_up(rank)
-            rank.close()
+        """Give up on ranks that SIGKILL has not ended; their devices stay withheld."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            if rank.wait(0) is None:
+                self._give_up(rank)
+                rank.close()
+            else:
+                self._end(rank)
 
     def end(self, *, gently: bool = False) -> None:
         """End all processes of the attempt; ``gently``: send SIGTERM before SIGKILL."""
-        rank, self._rank = self._rank, None
+        ranks, self._ranks = self._ranks, []
         if self.usage is not None:
             self.usage.close()
-        if rank is None:
-            return
+        if gently:
+            running = [rank for rank in ranks if rank.wait(0) is None]
+            for rank in running:
+                rank.signal(signal.SIGTERM)
+            for rank in running:
+                rank.wait(self._attempt.context.settings.kill_s)
+        for rank in ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in ranks:
+            self._end(rank)
+
+    def _end(self, rank: Rank) -> None:
+        """Wait for a rank that was killed, and end what it has started."""
         kill_s = self._attempt.context.settings.kill_s
-        if gently and rank.wait(0) is None:
-            rank.signal(signal.SIGTERM)
-            rank.wait(kill_s)
-        rank.signal(signal.SIGKILL)
         rank.wait(kill_s)
         rank.close()
         gone = processes.wait_gone(rank.identity, kill_s)
@@ -140,14 +160,19 @@ class Launch:
         self.is_stuck = True
         self._register.note(rank.identity, self._devices, is_stuck=True)
 
-    def _prepare(self, ring: str | None) -> dict[str, str]:
+    def _prepare(self, ring: str | None) -> list[dict[str, str]]:
+        """Write a directory for each rank; return additions to the environment of each."""
+        directory = self._attempt.directory
         with self._attempt.context.database.read() as tx:
-            described, env = _describe(tx, self._attempt)
-        _make_directory(self._attempt.directory, described | {"ring": ring})
+            described, envs = _describe(tx, self._attempt)
+        for number in range(len(envs)):
+            group = {"rank": number, "size": len(envs), "store": str(directory / "store")}
+            more = {"group": group, "ring": None if number else ring}
+            _make_directory(rank_directory(directory, number), described | more)
         self._control.delivered(described)
         self.resumes = described["resume"] is not None
         self.parts = described["parts"]
-        return env
+        return envs
 
 
 def remove(directory: Path) -> None:
@@ -158,8 +183,8 @@ def remove(directory: Path) -> None:
         directory.parent.rmdir()
 
 
-def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the content of ``job.json``, and additions to the rank's environment.
+def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Return the content of ``job.json``, and additions to the environment of each rank.
 
     Raises:
         DataFailed: something that the job reads is gone.
@@ -173,7 +198,12 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], dict[s
     saved = _checkpoint(tx, spec)
     start = attempts.start_of(tx, attempt.claim)
     first = None if start is None else start.step
+    ids: list[int] = spec["devices"].get("ids") or []
+    if ids:  # process 0 gets the first one
+        held.sort(key=lambda device: ids.index(device.number))
     uuids = [device.uuid for device in held if device.kind == "cuda" and device.uuid]
+    num_ranks = num_processes(spec)
+    shares = [uuids[n : n + 1] for n in range(num_ranks)] if num_ranks > 1 else [uuids]
     try:
         saved_dir = saved and str(artifacts.local(saved.key))
         return {
@@ -186,7 +216,7 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], dict[s
             },
             "device": {
                 "type": held[0].kind,
-                "threads": max(1, sum(device.kind == "cpu" for device in held)),
+                "threads": max(1, sum(device.kind == "cpu" for device in held) // num_ranks),
                 "peak_flops": peak_flops(held, workers.info_of(tx, held[0].worker)),
             },
             "flops": job.plan.get("flops"),
@@ -197,7 +227,7 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], dict[s
             "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": init and {"dir": saved_dir, "load": init["load"]},
             "trained_by": saved and checkpoints.trained(tx, saved),
-        }, {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+        }, [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
         raise DataFailed(f"Something that the job reads is gone: {error}") from error
 

@@ -8,6 +8,7 @@ from glasshouse.errors import RankDied, Stalled, Timeout, Unkillable
 from models.jobs.endings import FATES, ExitKind
 from worker.attempt import memory
 from worker.processes.rank import Exit
+from worker.processes.ranks import PEER_LOST
 
 LIFELINE_CUT = 75
 """The exit status of a rank whose supervisor is gone."""
@@ -81,18 +82,23 @@ class StopReason:
 
 
 def judge(
-    end: dict[str, Any] | None, exit_: Exit, pressed: StopReason, *, out_of_memory: bool
+    end: dict[str, Any] | None,
+    exit_: Exit,
+    pressed: StopReason,
+    *,
+    out_of_memory: bool,
+    rank: int = 0,
 ) -> JobEnded | AttemptEnded:
     """Decide by the rank's ``end`` record; without one, by how the process ended.
 
-    ``out_of_memory``: the OOM killer acted while the rank was running.
+    ``out_of_memory``: the OOM killer acted while the rank was running. ``rank``: its number.
     """
     if end is not None:
         return _by_reported_end(end, pressed)
     own_fault = pressed.how == "paused" and exit_.signal not in _FROM_OUTSIDE
     if pressed.how is not None and not own_fault:
         return _by_pressure(pressed, "killed")
-    return _by_exit(exit_, out_of_memory=out_of_memory)
+    return _by_exit(exit_, rank, out_of_memory=out_of_memory)
 
 
 def halved(
@@ -133,6 +139,8 @@ def kind_of(error: dict[str, Any]) -> ExitKind:
         return "oom_device" if known.get("where") == "device" else "oom_host"
     if error["code"] == "disk_full":
         return "disk_full"
+    if error["code"] == PEER_LOST:
+        return "crash"
     return _KINDS.get(error["category"], "internal")
 
 
@@ -172,7 +180,7 @@ def _by_pressure(
     return AttemptEnded("interrupted", INTERRUPTED)
 
 
-def _by_exit(exit_: Exit, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
+def _by_exit(exit_: Exit, rank: int, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
     """Return the end of a rank that ended by itself and wrote no ``end`` record."""
     if exit_.lost:
         return AttemptEnded("fork_server_lost", "the process that starts ranks died")
@@ -181,6 +189,6 @@ def _by_exit(exit_: Exit, *, out_of_memory: bool) -> JobEnded | AttemptEnded:
     if exit_.signal == signal.SIGKILL and out_of_memory:
         return JobEnded("failed", "oom_host", memory.killed_by_kernel(exit_))
     if exit_.signal in _FROM_OUTSIDE:
-        return AttemptEnded("killed_from_outside", f"rank 0 ended without a word: {exit_}")
-    error = RankDied(f"The training process ended without saying why: {exit_}.", rank=0)
-    return AttemptEnded("crash", f"rank 0 crashed: {exit_}", error.as_dict())
+        return AttemptEnded("killed_from_outside", f"rank {rank} ended without a word: {exit_}")
+    error = RankDied(f"The training process ended without saying why: {exit_}.", rank=rank)
+    return AttemptEnded("crash", f"rank {rank} crashed: {exit_}", error.as_dict())

@@ -16,6 +16,7 @@ import structlog
 from engine.core.spool import read_frames
 from glasshouse.errors import StorageFailed
 from glasshouse.failpoints import failpoint
+from glasshouse.spec.parallel import num_processes
 from models.jobs import attempts, checkpoint_retention, leases, shipments
 from models.jobs.checkpoint_retention import RetentionRule
 from models.jobs.leases import LeaseState
@@ -27,8 +28,8 @@ from worker.attempt.records import Shipment, Sorter
 from worker.attempt.resume import Attempt
 from worker.context import AWAY
 from worker.devices.usage import Usage
-from worker.processes.fork_server import STREAMS, log_path
-from worker.processes.rank import Rank
+from worker.processes.fork_server import STREAMS, log_path, rank_directory
+from worker.processes.ranks import Ranks
 
 _log: Any = structlog.get_logger()
 
@@ -76,9 +77,14 @@ class AttemptStore:
         self._context = context = attempt.context
         self._claim = claim = attempt.claim
         job, directory = attempt.job, attempt.directory
+        self._directory = directory
         self._spool = directory / "spool"
         self._control = control
-        self._logs = [Log(log_path(directory, name), name) for name in STREAMS]
+        self._logs = {
+            (rank, name): Log(log_path(directory, name, rank), name)
+            for rank in range(num_processes(job.resolved))
+            for name in STREAMS
+        }
         self.sorter = Sorter(claim, job.owner, directory, job.summary)
         ring = open_ring(context.settings.capture_buffer_bytes)
         self.drain = Drain(claim, context.artifacts, ring, context.space)
@@ -86,7 +92,7 @@ class AttemptStore:
         """The rank's ``end`` record."""
         self.offset = 0
         """The spool is stored up to this byte."""
-        self._rank: Rank | None = None
+        self._rank: Ranks | None = None
         self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
@@ -103,7 +109,7 @@ class AttemptStore:
         """Whether everything read is stored."""
         return self._pending is None and self.drain.idle
 
-    def attach(self, rank: Rank, usage: Usage | None) -> None:
+    def attach(self, rank: Ranks, usage: Usage | None) -> None:
         """Set what is known once the rank has been started."""
         self._rank, self._usage = rank, usage
 
@@ -111,9 +117,19 @@ class AttemptStore:
         """Store an event of the worker with the next records."""
         self._notes.append(event)
 
-    def log_tail(self) -> str | None:
-        """Return the last lines of the rank's standard error."""
-        return self._logs[1].tail()
+    def log_tail(self, rank: int = 0) -> str | None:
+        """Return the last lines of a rank's standard error."""
+        return self._logs[rank, "stderr"].tail()
+
+    def read_end(self, rank: int) -> dict[str, Any] | None:
+        """Return the ``end`` record that a rank has written, also if it is not stored yet."""
+        spool, offset = rank_directory(self._directory, rank) / "spool", 0
+        if rank == 0:
+            offset = self.offset
+        newest: dict[str, Any] = self.end or {} if rank == 0 else {}
+        while (found := read_frames(spool, offset))[0]:
+            newest, offset = found[0][-1], found[1]
+        return newest if newest.get("type", "end") == "end" and newest else None
 
     def pause_s(self) -> float:
         """Return how long to wait before the next `look`, seconds."""
@@ -136,7 +152,7 @@ class AttemptStore:
             StorageFailed: a file of the job cannot be stored.
         """
         if self._pending is not None:
-            for log in self._logs:  # the database is unavailable; the rank may still print
+            for log in self._logs.values():  # the database is unavailable; the rank may still print
                 log.cut()
         while True:
             due = self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
@@ -169,7 +185,7 @@ class AttemptStore:
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._spool, self.offset, self._batch_size.most)
         self._behind = len(records) == self._batch_size.most
-        printed = [event for log in self._logs for event in log.read(final=final)]
+        printed = [event for log in self._logs.values() for event in log.read(final=final)]
         used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []

@@ -27,7 +27,7 @@ from worker.attempt.resume import Attempt
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
 from worker.processes.fork_server import ForkServerLost
-from worker.processes.rank import Exit, Rank
+from worker.processes.ranks import Ended, Ranks
 
 _log: Any = structlog.get_logger()
 
@@ -86,6 +86,8 @@ class Supervisor:
         self._folding = Folding(context.database, claim)
         self._span = Span(None)
         self.has_ended_job = False
+        self._cause = 0
+        """The rank that decided how the attempt ended."""
         self._unreadable: str | None = None
         """What is wrong with the checkpoint that this attempt resumes from."""
 
@@ -122,10 +124,10 @@ class Supervisor:
         store, tracing = self._store, self._context.tracing
         try:
             with tracing.span("launch"):
-                rank = self._launch.start(store.drain.name, meanwhile=store.beat_if_due)
-                store.attach(rank, self._launch.usage)
+                ranks = self._launch.start(store.drain.name, store.beat_if_due, store.read_end)
+                store.attach(ranks, self._launch.usage)
             with tracing.span("run"):
-                exit_ = self._watch(rank)
+                cause = self._watch(ranks)
         except ForkServerLost as error:
             stopping = self._context.stopping.is_set()
             return AttemptEnded("interrupted" if stopping else "fork_server_lost", str(error))
@@ -134,20 +136,26 @@ class Supervisor:
         except (SpoolDamaged, BadRecord) as error:
             failure = EngineFailed(f"What the training process wrote cannot be read: {error}")
             return JobEnded("failed", "internal", failure.as_dict())
+        ended = None if cause is None else store.end if cause.rank == 0 else cause.end
         if self._launch.resumes:
-            self._unreadable = resume.unreadable(store.end)
+            self._unreadable = resume.unreadable(ended)
         if self._unreadable is not None:
             return AttemptEnded("checkpoint_refused", self._unreadable)
-        if exit_ is None:
+        if cause is None:
             self._launch.abandon()
             return outcome.unkillable(cancelled=self._control.cancelled)
-        out_of_memory = memory.oom_kills() != oom_kills
-        end = outcome.judge(store.end, exit_, self._pressed, out_of_memory=out_of_memory)
-        killed = store.end is None
+        self._cause = cause.rank
+        oom = memory.oom_kills() != oom_kills
+        pressed, exit_ = self._pressed, cause.exit
+        end = outcome.judge(ended, exit_, pressed, out_of_memory=oom, rank=cause.rank)
+        killed = ended is None
         return outcome.halved(end, self._attempt.job.resolved, self._launch.parts, killed=killed)
 
-    def _watch(self, rank: Rank) -> Exit | None:
-        """Watch the rank until it ends and its records are stored; None: it cannot be killed."""
+    def _watch(self, rank: Ranks) -> Ended | None:
+        """Watch the ranks until they end and their records are stored.
+
+        Return how the one that decides has ended; None: one cannot be killed.
+        """
         store, settings = self._store, self._context.settings
         backpressure = Backpressure(rank, settings.max_backlog_bytes)
         self._watchdog.start()
@@ -170,7 +178,7 @@ class Supervisor:
             rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)
             if exit_ is not None:
                 if store.idle:
-                    return exit_
+                    return rank.cause
                 # do not wait long for a disk that hangs: drop the waiting tensors
                 if store.drain.stuck_for_s() > (
                     settings.grace_s if how is None else settings.kill_s
@@ -235,4 +243,4 @@ class Supervisor:
         """Add to an error the plan (if memory ran out), the first NaN or Inf, and the log's end."""
         with_plan = memory.with_plan_estimates(error, self._attempt.job.plan)
         explained = self._store.sorter.nonfinite.explain(with_plan)
-        return {"log_tail": self._store.log_tail(), **explained}
+        return {"log_tail": self._store.log_tail(self._cause), **explained}

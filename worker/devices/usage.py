@@ -25,23 +25,26 @@ _DISK = ("disk_read_bytes", "disk_write_bytes")
 
 
 class Usage:
-    """Measures the series ``system/…`` of one attempt."""
+    """Measures the series ``system/…`` of one attempt: of the groups that ``leaders`` lead."""
 
     def __init__(
         self,
-        leader: int,
+        leaders: int | Sequence[int],
         gpus: Sequence[str] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._leader = leader
+        self._leaders = [leaders] if isinstance(leaders, int) else [*leaders]
         self._clock = clock
         self._gpus = GpuUsageReader(gpus) if gpus else None
         self._looked_at = clock()
         self._taken: dict[psutil.Process, _Taken] = {}
         """By process: psutil compares the pid and the time of the start."""
         self._network = _network()
-        self._sum(members(leader))
+        self._sum(self._members())
+
+    def _members(self) -> list[psutil.Process]:
+        return [one for leader in self._leaders for one in members(leader)]
 
     def figures(self) -> dict[str, float]:
         """Return the newest values; empty in the first second and after the job has ended."""
@@ -50,7 +53,7 @@ class Usage:
         if passed_s < EVERY_S:
             return {}
         self._looked_at = now
-        figures = self._sum(members(self._leader))
+        figures = self._sum(self._members())
         if not self._taken:
             return {}
         figures["cpu_percent"] = 100 * figures.pop("cpu_s") / passed_s

@@ -95,8 +95,8 @@ class ForkServerClient:
         """Wait until ranks can be forked."""
         return self._ready.wait(timeout_s)
 
-    def fork(self, job_dir: Path, env: Mapping[str, str]) -> Rank:
-        """Fork a rank for a job directory.
+    def fork(self, job_dir: Path, env: Mapping[str, str], number: int = 0) -> Rank:
+        """Fork a rank for an attempt's directory; ``number``: which one of the job.
 
         Raises:
             ForkServerLost: the fork server died meanwhile; a rank that it forked dies with it.
@@ -104,9 +104,9 @@ class ForkServerClient:
         request = {
             "id": next(self._ids),
             "do": "fork",
-            "job_dir": str(job_dir),
+            "job_dir": str(rank_directory(job_dir, number)),
             "env": dict(env),
-            **{stream: str(log_path(job_dir, stream)) for stream in STREAMS},
+            **{stream: str(log_path(job_dir, stream, number)) for stream in STREAMS},
         }
         read_end, write_end = os.pipe()
         try:
@@ -232,9 +232,14 @@ class ForkServerClient:
             self.process.kill()
 
 
-def log_path(job_dir: Path, stream: str) -> Path:
+def rank_directory(job_dir: Path, number: int) -> Path:
+    """Return the directory of a rank; rank 0 has that of the attempt."""
+    return job_dir / f"rank-{number}" if number else job_dir
+
+
+def log_path(job_dir: Path, stream: str, number: int = 0) -> Path:
     """Return the file to which a rank prints."""
-    return job_dir / "logs" / f"rank-0.{stream}"
+    return job_dir / "logs" / f"rank-{number}.{stream}"
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from models.access import quotas
 from models.database import Transaction
 from models.fleet import heartbeats, workers
 from models.fleet.workers import Given, Queued
+from models.jobs.needs import Need
 from models.tables import Device, Worker, now
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
@@ -171,10 +172,10 @@ class _Host:
     numbers: set[int] = field(default_factory=set[int])
     free: set[int] = field(default_factory=set[int])
 
-    def has_enough(self, kind: str, wants: Mapping[str, Any], *, brief: bool) -> bool:
+    def has_enough(self, kind: str, need: Need) -> bool:
         """Return whether enough devices are free for a job."""
-        half = 1 if brief else max(1, len(self.numbers) // 2)
-        return len(self.free) >= (1 if kind != "cpu" else wants.get("threads") or half)
+        free = sum(need.fits(number) for number in self.free)
+        return free >= need.count(kind, len(self.numbers), free)
 
 
 class Fleet:
@@ -207,32 +208,31 @@ class Fleet:
         """Return why a queued job does not run yet."""
         key = (jsonio.dumps(job.wants), job.kind)
         if key not in self._known:
-            self._known[key] = self._look(job.wants, brief=job.kind == "infer")
+            self._known[key] = self._look(Need.of(job.wants, job.kind))
         reason, is_free = self._known[key]
         if is_free and job.position:
             return f"behind {job.position} job{'s' if job.position > 1 else ''}"
         return reason
 
-    def _look(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, bool]:
+    def _look(self, need: Need) -> tuple[str, bool]:
         """Return the reason, and whether a device that the job could use is free."""
-        named = wants.get("worker")
+        named = need.worker
         if (absent := self._absent(named)) is not None:
             return absent, False
-        kinds = self._kinds(wants, brief=brief)
+        kinds = self._kinds(need)
         hosts = [
             (kind, worker, host)
             for kind in kinds
             for worker, host in self._hosts.get(kind, {}).items()
-            if named in (None, worker) and _has(host, wants)
+            if named in (None, worker) and need.is_on(host.numbers)
         ]
         if not hosts:
             return f"no {kinds[0]} device", False
         if all(worker in self._short for _, worker, _ in hosts):
             return "the disk of every worker is nearly full", False
-        ids = set(wants.get("ids") or ())
-        if not any(host.free & ids if ids else host.free for _, _, host in hosts):
+        if not any(need.fits(number) for _, _, host in hosts for number in host.free):
             return "no free device", False
-        enough = any(host.has_enough(kind, wants, brief=brief) for kind, _, host in hosts)
+        enough = any(host.has_enough(kind, need) for kind, _, host in hosts)
         return "about to start" if enough else "not enough free devices", True
 
     def _absent(self, named: str | None) -> str | None:
@@ -244,19 +244,13 @@ class Fleet:
             return None if state else f"no worker {named}"
         return f"worker {named} was stopped" if state == "stopped" else f"worker {named} is {state}"
 
-    def _kinds(self, wants: Mapping[str, Any], *, brief: bool) -> tuple[str, ...]:
-        asked = wants.get("type", "auto")
-        if asked != "auto":
-            return (str(asked),)
-        hosts, named = self._hosts.get("cuda", {}), wants.get("worker")
-        if not (hosts if named is None else named in hosts):
+    def _kinds(self, need: Need) -> tuple[str, ...]:
+        if need.kind != "auto":
+            return (need.kind,)
+        hosts = self._hosts.get("cuda", {})
+        if not (hosts if need.worker is None else need.worker in hosts):
             return ("cpu",)
-        return ("cuda", "cpu") if brief else ("cuda",)
-
-
-def _has(host: _Host, wants: Mapping[str, Any]) -> bool:
-    ids = wants.get("ids")
-    return not ids or not host.numbers.isdisjoint(ids)
+        return ("cuda", "cpu") if need.brief else ("cuda",)
 
 
 def _lease_ms(app_state: AppState) -> int:

@@ -12,6 +12,7 @@ class BatchCounts:
 
     num_rows: int
     batch_size: int
+    """Rows of a batch of all processes together."""
     drop_last: bool = False
     accumulate: int = 1
     """Batches of one step; the last step of an epoch may have fewer."""
@@ -21,8 +22,8 @@ class BatchCounts:
     @staticmethod
     def of(job: TrainJob, num_rows: int, num_batches: int | None = None) -> "BatchCounts":
         """Return the counts of a job over ``num_rows`` rows."""
-        data = job.data
-        return BatchCounts(num_rows, data.batch_size, data.drop_last, job.accumulate, num_batches)
+        size, drop_last = job.global_batch_size, job.data.drop_last
+        return BatchCounts(num_rows, size, drop_last, job.accumulate, num_batches)
 
     @property
     def batches(self) -> int:

@@ -1,6 +1,6 @@
 """Group the rows of a training job into batches, by count or by the lengths of their sequences."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,8 @@ import torch
 from engine.data.batches.batch import Batch
 from engine.data.batches.batch_counts import BatchCounts
 from engine.data.batches.buckets import Buckets, TooLong
-from engine.data.batches.rows import MemoryRows, Rows, sizes_of_parts
+from engine.data.batches.division import WHOLE, Division
+from engine.data.batches.rows import MemoryRows, Rows
 from engine.data.columns.loaded import LoadedSequence
 from glasshouse.errors import DataFailed, SpecFailed
 from glasshouse.spec import BucketByLength, Data, Field, SequenceField, TrainJob
@@ -20,37 +21,37 @@ Epoch = tuple[Iterator[Batch], Callable[[int], int]]
 class Batching:
     """Creates the batches of a job's epochs."""
 
-    def __init__(self, job: TrainJob, rows: Rows, parts: int = 1) -> None:
-        """Prepare the batches; each is split into ``parts`` micro-batches, or fewer if too small.
+    def __init__(self, job: TrainJob, rows: Rows, division: Division = WHOLE) -> None:
+        """Prepare the batches, and which micro-batches of each this process runs.
 
         Raises:
             DataFailed: a single row is longer than a batch may be.
         """
         self._job = job
         self._rows = rows
-        self._parts = parts
+        self._division = division
         self._shuffles = job.data.shuffle.enabled is not False
-        self._buckets = _buckets(job.data, rows)
+        self._buckets = _buckets(job.global_data, rows)
         num_batches = None if self._buckets is None else self._buckets.num_batches
         self.pace = BatchCounts.of(job, rows.num_rows, num_batches)
 
     def parts_of(self, num_rows: int) -> list[int]:
-        """Return how many rows each micro-batch of a batch has."""
-        return sizes_of_parts(num_rows, self._parts)
+        """Return how many rows each own micro-batch of a batch has."""
+        return self._division.sizes(num_rows)
 
     def epoch(self, epoch: int, first: int) -> Epoch:
         """Yield the micro-batches of an epoch's batches, starting at batch ``first``."""
         pace, order = self.pace, (self._job.seed, epoch) if self._shuffles else None
         if self._buckets is not None and isinstance(self._rows, MemoryRows):
             cut = self._buckets.epoch(order)
-            batches = self._rows.chosen(cut.batches(first), self._parts, trained_in=epoch)
+            batches = self._rows.chosen(cut.batches(first), self._division, trained_in=epoch)
             return batches, cut.rows_before
         batches = self._rows.epoch(
             pace.batch_size,
             drop_last=pace.drop_last,
             order=order,
             first=first,
-            parts=self._parts,
+            division=self._division,
             trained_in=epoch,
         )
         return batches, pace.rows_before
@@ -120,12 +121,24 @@ class PaddingCounts:
         self._rows = rows
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def count(self, batch: Batch) -> None:
-        """Count the steps of a batch."""
+    def count(self, batch: Batch, *, has_rows: bool = True) -> None:
+        """Count the steps of a batch; without ``has_rows`` its rows are another process's."""
         for name, lengths_B in batch.lengths.items():
-            steps, places = self._counts.get(name, (0, 0))
+            steps, places = self._counts.setdefault(name, (0, 0))
+            if not has_rows:
+                continue
             widest = max(1, int(lengths_B.max()))
             self._counts[name] = steps + int(lengths_B.sum()), places + widest * len(lengths_B)
+
+    @property
+    def counts(self) -> list[int]:
+        """The counts so far; set them to those of all processes."""
+        return [number for pair in self._counts.values() for number in pair]
+
+    @counts.setter
+    def counts(self, numbers: Sequence[int]) -> None:
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        self._counts = dict(zip(self._counts, pairs, strict=True))
 
     @property
     def num_tokens(self) -> int:

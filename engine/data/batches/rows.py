@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
 from engine.data.batches.batch import Batch, Taken, numbers_of
+from engine.data.batches.division import WHOLE, Division
 from engine.data.columns.loaded import LoadedField, LoadedSequence, moved
 from engine.data.columns.prepared import Prepared
 
@@ -106,13 +107,13 @@ class Rows(ABC):
         drop_last: bool,
         order: tuple[int, int] | None,
         first: int = 0,
-        parts: int = 1,
+        division: Division = WHOLE,
         trained_in: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the batches of one epoch; ``order`` is (seed, epoch), None for the stored order.
 
-        ``first``: the number of batches to skip. ``parts``: the number of micro-batches that each
-        batch is split into. ``trained_in``: as in `batch`.
+        ``first``: the number of batches to skip. ``division``: yield the own micro-batches of each
+        batch instead. ``trained_in``: as in `batch`.
         """
 
     def close(self) -> None:
@@ -127,9 +128,9 @@ class Rows(ABC):
         """Return the number of batches of all rows."""
         return -(-self.num_rows // batch_size)
 
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Yield all rows once, in the stored order."""
-        return self.epoch(batch_size, drop_last=False, order=None)
+    def in_order(self, batch_size: int, division: Division = WHOLE) -> Iterator[Batch]:
+        """Yield all rows once, in the stored order; with ``division``, its own rows."""
+        return self.epoch(batch_size, drop_last=False, order=None, division=division)
 
     def spaced(self, num_rows: int) -> tuple[Tensor, Batch]:
         """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
@@ -183,7 +184,7 @@ class MemoryRows(Rows):
         drop_last: bool,
         order: tuple[int, int] | None,
         first: int = 0,
-        parts: int = 1,
+        division: Division = WHOLE,
         trained_in: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the batches of one epoch."""
@@ -193,20 +194,21 @@ class MemoryRows(Rows):
             slice(start, min(start + batch_size, last))
             for start in range(first * batch_size, last, batch_size)
         )
-        if parts > 1:
-            cuts = (part for rows_B in cuts for part in divided(rows_B, parts))
+        if not division.is_whole:
+            cuts = (part for rows_B in cuts for part in division.own(rows_B))
         if host_N is None:
             return self._each(((rows_B, rows_B) for rows_B in cuts), trained_in)
         order_N = host_N.to(self.home)
         return self._each(((order_N[rows_B], host_N[rows_B]) for rows_B in cuts), trained_in)
 
     def chosen(
-        self, batches: Iterable[Tensor], parts: int = 1, trained_in: int | None = None
+        self,
+        batches: Iterable[Tensor],
+        division: Division = WHOLE,
+        trained_in: int | None = None,
     ) -> Iterator[Batch]:
         """Yield batches of the given rows, which are in host memory; the rest as in `epoch`."""
-        cuts = (
-            host_B[part] for host_B in batches for part in divided(slice(0, len(host_B)), parts)
-        )
+        cuts = (host_B[part] for host_B in batches for part in division.own(slice(0, len(host_B))))
         return self._each(((host_B.to(self.home), host_B) for host_B in cuts), trained_in)
 
     def _each(
@@ -254,21 +256,6 @@ def tensors_of(
         if device.type != "cpu":
             made[host_lengths_of(lengths_of(name))] = lengths_B
     return made, lengths
-
-
-def sizes_of_parts(num_rows: int, parts: int) -> list[int]:
-    """Return the number of rows of each micro-batch: as equal as possible, and none is empty."""
-    parts = min(parts, num_rows)
-    least, more = divmod(num_rows, parts)
-    return [least + 1] * more + [least] * (parts - more)
-
-
-def divided(run: slice, parts: int) -> Iterator[slice]:
-    """Yield the parts of a run of rows, one after another."""
-    start = run.start
-    for size in sizes_of_parts(run.stop - run.start, parts):
-        yield slice(start, start + size)
-        start += size
 
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Tensor:

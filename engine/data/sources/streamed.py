@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.data.batches.batch import Batch, Taken
 from engine.data.batches.buckets import Buckets, by_chance
-from engine.data.batches.rows import Loaded, Prefetcher, Rows, divided, tensors_of
+from engine.data.batches.division import WHOLE, Division
+from engine.data.batches.rows import Loaded, Prefetcher, Rows, tensors_of
 from engine.data.batches.shuffle_pool import BucketDraws, Draw, Integers, Pool, PoolDraws
 from engine.data.columns.loaded import LoadedField, LoadedSequence
 from engine.data.sources.reading import RowReader
@@ -237,11 +238,11 @@ class StreamedRows(Rows):
         drop_last: bool,
         order: tuple[int, int] | None,
         first: int = 0,
-        parts: int = 1,
+        division: Division = WHOLE,
         trained_in: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the batches of one epoch; those before ``first`` are drawn, and not read."""
-        made = partial(self._made, parts, trained_in)
+        made = partial(self._made, division, trained_in)
         num_batches = self.num_rows // batch_size if drop_last else self.num_batches(batch_size)
         batches = range(first, num_batches)
         if order is None:
@@ -307,13 +308,13 @@ class StreamedRows(Rows):
             yield from made(read, rows_B)
 
     def _made(
-        self, parts: int, trained_in: int | None, rows: Read, taken: Taken
+        self, division: Division, trained_in: int | None, rows: Read, taken: Taken
     ) -> Iterator[Batch]:
-        if parts == 1:
+        if division.is_whole:
             yield self._part(trained_in, rows, _ALL, taken)
             return
         places = torch.from_numpy(self._places(taken))
-        for part in divided(slice(0, len(places)), parts):
+        for part in division.own(slice(0, len(places))):
             yield self._part(trained_in, rows, part, places[part])
 
     def _part(self, trained_in: int | None, rows: Read, part: slice, taken: Taken) -> Batch:

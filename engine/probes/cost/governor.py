@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -120,8 +120,13 @@ def factors(loads: Sequence[ProbeLoad], step_s: float, margin: float) -> list[in
 class Governor:
     """Adjusts the intervals of probes to keep watching within its budgets; emits what it costs."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, *, is_shared: bool = False) -> None:
+        """``is_shared``: several processes watch the same steps, so changes are only proposed.
+
+        They apply when `apply` is called in all processes.
+        """
         self._emit = emit
+        self._proposed: dict[str, int] | None = {} if is_shared else None
         self._paces: dict[ActiveProbe, _Pace] = {}
         self._steps: deque[float] = deque(maxlen=NUM_STEPS)
         self._step = 0
@@ -229,9 +234,28 @@ class Governor:
                         self._change(watch, factor, step)
 
     def _change(self, watch: ActiveProbe, factor: int, step: int) -> None:
-        pace, before, number = self._paces[watch], watch.every, str(watch.number)
-        if pace.num_due < MIN_MEASURED:
+        if self._paces[watch].num_due < MIN_MEASURED:
             return
+        if self._proposed is None:
+            self._apply(watch, factor, step)
+        else:
+            self._proposed[str(watch.number)] = factor
+
+    def take_proposals(self) -> dict[str, int]:
+        """Return the factors that were proposed since the last call, by probe."""
+        found = self._proposed or {}
+        if found:
+            self._proposed = {}
+        return found
+
+    def apply(self, factors: Mapping[str, int], step: int) -> None:
+        """Change the intervals of probes from a step on, as process 0 has proposed."""
+        for watch in self._paces:
+            if (factor := factors.get(str(watch.number))) is not None:
+                self._apply(watch, factor, step)
+
+    def _apply(self, watch: ActiveProbe, factor: int, step: int) -> None:
+        pace, before, number = self._paces[watch], watch.every, str(watch.number)
         pace.changed(wider=factor > watch.factor)
         watch.factor = factor
         self._emit(

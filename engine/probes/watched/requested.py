@@ -22,6 +22,8 @@ class RequestedProbes:
     """Probes that the engine switched off after failures; they stay off."""
     since: Mapping[str, int] = field(default_factory=dict[str, int])
     """The revision of each probe's last change."""
+    document: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What it was read from."""
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> "RequestedProbes":
@@ -40,7 +42,8 @@ class RequestedProbes:
             new = frozenset(entry["id"] for entry in document["probes"] if entry.get("new"))
             off = frozenset(entry["id"] for entry in document["probes"] if entry.get("failed"))
             since = {entry["id"]: int(entry.get("revision", 0)) for entry in document["probes"]}
-            return RequestedProbes(int(document["revision"]), found, new, off, since)
+            revision = int(document["revision"])
+            return RequestedProbes(revision, found, new, off, since, document)
         except (KeyError, TypeError) as cause:
             raise ValueError(f"not a list of probes: {cause}") from cause
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.core.spool import read_frames
 from engine.data.augmentation.augmenting import Augmenting
 from engine.data.batches.batch import Batch
+from engine.data.batches.division import Division
 from engine.data.columns.prepared import Preparing
 from engine.data.columns.table import StoredTable, Table
 from engine.data.sources.loading import load
@@ -121,7 +122,12 @@ def test_each_row_of_an_epoch_is_changed_by_its_number_and_not_by_its_batch(tabl
         (None, 0, 2),
     ):
         batches = rows.epoch(
-            8, drop_last=False, order=order, first=first, parts=parts, trained_in=1
+            8,
+            drop_last=False,
+            order=order,
+            first=first,
+            division=Division(parts),
+            trained_in=1,
         )
         mine = by_number(batches)
         assert len(mine) == rows.num_rows - 8 * first

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.core.spool import read_frames
-from engine.data.batches.rows import divided, sizes_of_parts
+from engine.data.batches.division import Division, sizes_of_parts
 from engine.training.memory import cap_process
 from glasshouse.errors import SpecFailed
 from tests.unit.engine.runs import CNN, errors, losses, of_type, planned, run, spec, write_job
@@ -40,7 +40,7 @@ def test_parts_are_alike_and_none_is_empty():
     assert sizes_of_parts(44, 8) == [6, 6, 6, 6, 5, 5, 5, 5]
     assert sizes_of_parts(3, 8) == [1, 1, 1]
     assert sizes_of_parts(7, 1) == [7]
-    assert [*divided(slice(10, 17), 2)] == [slice(10, 14), slice(14, 17)]
+    assert [*Division(parts=2).own(slice(10, 17))] == [slice(10, 14), slice(14, 17)]
 
 
 def test_a_batch_in_parts_is_the_update_of_as_many_small_batches_bit_for_bit(digits, tmp_path):

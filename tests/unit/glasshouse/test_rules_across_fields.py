@@ -29,6 +29,11 @@ PROBE = {"layers": ["fc"], "kinds": ["output"]}
 ACCURACY = {"type": "accuracy", "inputs": ["fc", "label"]}
 PLATEAU = {"type": "ReduceLROnPlateau", "metric": "validation/loss"}
 EVALUATED = {"evaluate": {"every_steps": 1}}
+TWO = {"processes": 2}
+UNSIZED = {
+    **TRAIN,
+    "data": {name: value for name, value in TRAIN["data"].items() if name != "batch_size"},
+}
 FC = {"name": "fc", "type": "Linear"}
 
 
@@ -155,6 +160,60 @@ CASES: dict[str, Broken] = {
         {"devices": {"type": "cuda", "count": 1, "ids": [0]}},
         "/devices/ids",
         ("only one of count, ids", "count (1)"),
+    ),
+    "a device twice": Broken(
+        {"devices": {"type": "cuda", "ids": [2, 2]}, "parallel": TWO},
+        "/devices/ids/1",
+        ("device 2", "once"),
+    ),
+    "several devices for one process": Broken(
+        {"devices": {"type": "cuda", "ids": [2, 3]}},
+        "/devices/ids",
+        ("2 devices", "parallel.strategy"),
+    ),
+    "a number of devices for one process": Broken(
+        {"devices": {"type": "cuda", "count": 2}}, "/devices/count", ("2 devices", "one device")
+    ),
+    # several processes
+    "none, and several": Broken(
+        {"parallel": {"strategy": "none", "processes": 2}},
+        "/parallel/processes",
+        ("none", "2", "set strategy to data"),
+    ),
+    "how many processes": Broken(
+        {"parallel": {"strategy": "data"}}, "/parallel/processes", ("missing", "set")
+    ),
+    "processes and devices": Broken(
+        {"devices": {"type": "cuda", "count": 3}, "parallel": TWO},
+        "/parallel/processes",
+        ("2 processes", "asks for 3", "same number"),
+    ),
+    "no batch size": Broken({}, "/data/batch_size", ("missing", "global_batch_size"), UNSIZED),
+    "rows that cannot be divided": Broken(
+        {"parallel": TWO, **data(global_batch_size=65)},
+        "/data/global_batch_size",
+        ("65", "2 processes", "multiple of 2"),
+    ),
+    "two batch sizes": Broken(
+        {"parallel": TWO, **data(batch_size=8, global_batch_size=64)},
+        "/data/batch_size",
+        ("8", "64", "remove one"),
+    ),
+    "tune with processes": Broken(
+        {"parallel": TWO, "tune": True}, "/tune", ("one process", "asks for 2", "remove tune")
+    ),
+    "tokens with processes": Broken(
+        {"parallel": TWO, **data(bucket_by_length={"max_tokens": 64})},
+        "/data/bucket_by_length/max_tokens",
+        ("64", "one process", "remove"),
+    ),
+    "state with processes": Broken(
+        {
+            "parallel": TWO,
+            "network": {"layers": [{"name": "fc", "type": "LSTM", "stateful": True}]},
+        },
+        "/network/layers/0/stateful",
+        ("'fc'", "one process", "remove stateful"),
     ),
     # an inference
     "neither checkpoint nor job": Broken(

@@ -70,7 +70,7 @@ def test_a_minimal_spec_is_read_and_written_back_the_same():
         ("stop", {"epochs": 1, "steps": 2}, "stop"),
         ("evaluate", {"every_epochs": 1}, ""),
         ("devices", {"type": "cpu", "ids": [0]}, "devices"),
-        ("devices", {"type": "cuda", "count": 2}, "devices.count"),
+        ("devices", {"type": "cuda", "count": 0}, "devices.count"),
         ("probes", [{"layers": ["*"], "kinds": ["output"]}], "probes.0"),
         ("probes", [{"layers": ["*"], "kinds": ["weights"], "every": 1}], "probes.0.kinds.0"),
         ("labels", {"a": 1}, "labels.a"),

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.access.quotas import QuotaLeft
-from worker.dispatch import Choice, Need, Slot, Waiting, choose
+from models.jobs.needs import Need
+from worker.dispatch import Choice, Slot, Waiting, choose
 
 
 def cores(worker: str, count: int, busy: int = 0) -> list[Slot]:
@@ -54,8 +55,8 @@ def test_auto_takes_cores_where_every_cuda_device_is_unhealthy():
 
 def test_a_number_means_exactly_that_device():
     slots = [cuda("w", 0), cuda("w", 1)]
-    assert one(Need("cuda", number=1), slots) == Choice("j", "w", ("cuda:1",))
-    assert one(Need("cuda", number=2), slots) is None
+    assert one(Need("cuda", ids=(1,)), slots) == Choice("j", "w", ("cuda:1",))
+    assert one(Need("cuda", ids=(2,)), slots) is None
 
 
 def test_a_job_for_one_worker_runs_on_no_other():
@@ -100,7 +101,13 @@ needs = st.one_of(
         st.none() | st.integers(1, 6),
         st.sampled_from([None, "a", "b"]),
     ),
-    st.builds(Need, st.just("cuda"), st.none() | st.integers(0, 3), st.none(), st.none()),
+    st.builds(
+        Need,
+        st.just("cuda"),
+        st.none() | st.tuples(st.integers(0, 3)),
+        st.none(),
+        st.none(),
+    ),
     st.just(Need()),
 )
 slots_of = st.lists(
@@ -145,7 +152,7 @@ def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot
         assert len({device.kind for device in devices}) == 1
         assert need.kind in ("auto", devices[0].kind)
         assert len(devices) == need.threads or need.threads is None
-        assert need.number in (None, devices[0].number)
+        assert need.fits(devices[0].number)
 
 
 @given(queues, slots_of)
@@ -259,7 +266,7 @@ def plainly(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
         for worker in sorted({slot.worker for slot in able if slot.kind == kind}):
             mine = [slot for slot in able if slot.worker == worker and slot.kind == kind]
             count = (need.threads or max(1, len(mine) // 2)) if kind == "cpu" else 1
-            mine = [slot for slot in mine if need.number in (None, slot.number)]
+            mine = [slot for slot in mine if need.fits(slot.number)]
             ids = [
                 slot.id
                 for slot in sorted(mine, key=lambda slot: slot.number)

@@ -1,0 +1,137 @@
+"""Merge what the processes of a job have seen of a step, so that it is the step's.
+
+Each process has the rows of its share of the batch. Statistics of inputs, outputs and their
+gradients are merged exactly, up to rounding, from those of each process and their numbers of
+values. Parameters, their gradients, updates and optimizer state are the same in all processes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.distributed.group import Group
+from engine.probes.statistics.native_kernel import NUM_FIGURES
+from engine.probes.step_records import TensorHistogram
+from engine.probes.watched.select import LOSS
+
+PER_RANK = frozenset({"input", "output", "output_grad"})
+"""The kinds of tensors that have different values in each process."""
+_MEAN, _STD, _MIN, _MAX, _L2, _ABSMAX, _ZEROS, _NAN, _INF = range(NUM_FIGURES)
+
+Row = tuple[str, str, Any]
+"""Name, kind and statistics."""
+Sizes = Mapping[tuple[str, str], int]
+"""The number of values of each tensor in this process, by name and kind."""
+
+
+class NotAlike(Exception):
+    """The processes have not watched the same tensors."""
+
+
+def merge_rows(group: Group, rows: Sequence[Row], sizes: Sizes) -> list[Row]:
+    """Return the rows with the statistics over all processes, in process 0.
+
+    Raises:
+        NotAlike: a process has other rows. All processes raise it.
+    """
+    own = [row for row in rows if row[1] in PER_RANK]
+    if not own and not rows:
+        return []
+    label = "\n".join(f"{kind} {name}" for name, kind, _ in own)
+    counts = torch.tensor([float(sizes[row[:2]]) for row in own], dtype=torch.float64)
+    figures = [torch.as_tensor(found, dtype=torch.float64).cpu() for _, _, found in own]
+    numbers = torch.cat([torch.stack(figures), counts[:, None]], dim=1) if own else counts
+    found = group.gather_alike(label, numbers)
+    if found is None:
+        raise NotAlike
+    if not own or not group.is_first:
+        return [*rows]
+    stacked = torch.stack(found)
+    both = zip(own, merged(stacked[:, :, :-1], stacked[:, :, -1]).tolist(), strict=True)
+    whole = {row[:2]: list(values) for row, values in both}
+    if (key := (LOSS, "output")) in whole:  # each process has its part of the step's loss
+        at = [row[:2] for row in own].index(key)
+        whole[key] = _of_one_value(float(stacked[:, at, _MEAN].sum()))
+    return [(*row[:2], whole.get(row[:2], row[2])) for row in rows]
+
+
+def merged(figures_RTF: Tensor, counts_RT: Tensor) -> Tensor:
+    """Merge statistics over the processes.
+
+    Shape suffixes: R = processes, T = tensors, F = statistics.
+
+    Args:
+        figures_RTF: the statistics in each process, in the order of the columns.
+        counts_RT: the number of values in each process; 0: the process does not count.
+
+    Returns:
+        The statistics of all values, [T, F], float64. The moments are NaN if no value is finite.
+    """
+    f = torch.where(counts_RT[..., None] > 0, figures_RTF, 0.0)
+    finite_RT = counts_RT - f[..., _NAN] - f[..., _INF]
+    is_some_RT = finite_RT > 0
+    total_T, all_T = finite_RT.sum(0), counts_RT.sum(0)
+    there = torch.where(is_some_RT[..., None], f, 0.0)
+    mean_T = (there[..., _MEAN] * finite_RT).sum(0) / total_T
+    spread_RT = (
+        there[..., _STD] ** 2 + torch.where(is_some_RT, there[..., _MEAN] - mean_T, 0.0).square()
+    )
+    moments = [
+        mean_T,
+        ((spread_RT * finite_RT).sum(0) / total_T).sqrt(),
+        torch.where(is_some_RT, f[..., _MIN], torch.inf).amin(0),
+        torch.where(is_some_RT, f[..., _MAX], -torch.inf).amax(0),
+        torch.linalg.vector_norm(there[..., _L2], dim=0),
+        there[..., _ABSMAX].amax(0),
+    ]
+    moments = [torch.where(total_T > 0, item, torch.nan) for item in moments]
+    zeros_T = (torch.nan_to_num(f[..., _ZEROS]) * counts_RT).sum(0) / all_T
+    return torch.stack([*moments, zeros_T, f[..., _NAN].sum(0), f[..., _INF].sum(0)], dim=1)
+
+
+def merge_histograms(
+    group: Group, counted: Sequence[TensorHistogram], sizes: Sizes
+) -> list[TensorHistogram]:
+    """Return the histograms over all processes, in process 0."""
+    own = [item for item in counted if item.kind in PER_RANK]
+    if not counted:
+        return []
+    shares = group.gather(
+        {
+            f"{item.kind} {item.layer}": [*item.counts, item.figures, sizes[item.layer, item.kind]]
+            for item in own
+        }
+    )
+    if not group.is_first:
+        return [*counted]
+    return [
+        _joined(item, [share[key] for share in shares if key in share])
+        if item.kind in PER_RANK and (key := f"{item.kind} {item.layer}")
+        else item
+        for item in counted
+    ]
+
+
+def _joined(item: TensorHistogram, shares: Sequence[Sequence[Any]]) -> TensorHistogram:
+    total: dict[int, int] = {}
+    figures: list[list[float]] = []
+    sizes: list[float] = []
+    for bins, counts, own, size in shares:
+        figures.append([float(value) for value in own])  # "NaN" too
+        sizes.append(float(size))
+        if size:
+            for number, count in zip(bins, counts, strict=True):
+                total[number] = total.get(number, 0) + count
+    values = torch.tensor(figures, dtype=torch.float64)[:, None]
+    whole = merged(values, torch.tensor(sizes, dtype=torch.float64)[:, None])[0].tolist()
+    bins = sorted(total)
+    return item._replace(figures=whole, counts=(bins, [total[number] for number in bins]))
+
+
+def _of_one_value(value: float) -> list[float]:
+    finite = value - value == 0.0
+    is_nan = value != value  # noqa: PLR0124
+    moments = [value, 0.0, value, value, abs(value), abs(value)] if finite else [torch.nan] * 6
+    return [*moments, float(value == 0), float(is_nan), float(not finite and not is_nan)]

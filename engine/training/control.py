@@ -1,0 +1,105 @@
+"""Requests to a running job; with several processes, what process 0 decides for all of them.
+
+The processes of a job add up the losses and counts of each step. The same message says whether
+process 0 has news: commands, another list of probes, a stop, intervals of probes. Only then is a
+second message sent. So all processes do the same thing at the same boundary, and none looks at its
+own clock.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.distributed.group import Group
+from engine.probes.watched.requested import RequestedProbes
+
+
+class RunControl(Protocol):
+    """Requests to a running job."""
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the job should end at the next step boundary."""
+        ...
+
+    @property
+    def ends_as(self) -> str:
+        """The final state then: ``cancelled``; or, to resume later, ``paused``, ``interrupted``."""
+        ...
+
+    @property
+    def wanted(self) -> RequestedProbes | None:
+        """The probes from the next step on; None: those of the spec."""
+        ...
+
+    @property
+    def orders(self) -> deque[dict[str, Any]]:
+        """Commands in the order of their requests; see ``engine.training.commands``."""
+        ...
+
+
+class Decisions:
+    """The requests to a job as process 0 has shared them: the same in all processes."""
+
+    def __init__(self, control: RunControl, group: Group) -> None:
+        """``control``: the requests to this process; only those to process 0 count."""
+        self._control = control
+        self._group = group
+        self.cancel_requested = False
+        self.ends_as = "cancelled"
+        self.wanted: RequestedProbes | None = None
+        self.orders: deque[dict[str, Any]] = deque()
+        self.elapsed_s = 0.0
+        """The training time by the clock of process 0, seconds, as of the newest step."""
+
+    def share(
+        self, numbers: Sequence[Tensor], elapsed_s: float, more: Mapping[str, Any]
+    ) -> tuple[list[Tensor], Mapping[str, Any]]:
+        """Sum scalars over the processes, and take what process 0 has decided.
+
+        ``more``: further news of process 0. Returns the sums, and the further news in every
+        process.
+        """
+        news = self._news(more) if self._group.is_first else {}
+        own = [float(bool(news)), elapsed_s] if self._group.is_first else [0.0, 0.0]
+        flags = torch.tensor(own, dtype=torch.float64)
+        joined = torch.stack([item.to(torch.float64) for item in numbers])
+        if joined.is_cpu:  # one message
+            both = self._group.sum(torch.cat([flags, joined]))
+            flags, joined = both[:2], both[2:]
+        else:  # the host does not wait for the device
+            flags, joined = self._group.sum(flags), self._group.sum(joined)
+        has_news, self.elapsed_s = flags.tolist()
+        more = self._take(self._group.broadcast(news)) if has_news else {}
+        sums = zip(joined.unbind(), numbers, strict=True)
+        return [item.to(like.dtype) for item, like in sums], more
+
+    def _news(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what has changed in process 0 since the last call."""
+        control, news = self._control, dict[str, Any]()
+        if control.cancel_requested and (
+            not self.cancel_requested or control.ends_as != self.ends_as
+        ):
+            news["ends_as"] = control.ends_as
+        wanted = control.wanted
+        if wanted is not None and (self.wanted is None or wanted.revision != self.wanted.revision):
+            news["probes"] = wanted.document
+        orders: list[dict[str, Any]] = []
+        while control.orders:  # the lifeline appends meanwhile
+            orders.append(control.orders.popleft())
+        if orders:
+            news["orders"] = orders
+        if more:
+            news["more"] = dict(more)
+        return news
+
+    def _take(self, news: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "ends_as" in news:
+            self.ends_as, self.cancel_requested = str(news["ends_as"]), True
+        if "probes" in news:
+            self.wanted = RequestedProbes.read(news["probes"])
+        self.orders.extend(news.get("orders", ()))
+        return news.get("more", {})

@@ -1,0 +1,312 @@
+"""Several processes train as one: the numbers of a job with one process and the same batches."""
+
+import copy
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glasshouse.events import is_upkeep
+from tests.unit.engine.processes import finish, fork_server_in, run_processes, start
+from tests.unit.engine.runs import captured, losses, of_type, run, spec, write_table
+from worker.processes.fork_server import ForkServerClient
+
+pytestmark = pytest.mark.long
+
+SMOOTH = [
+    {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 6, "kernel_size": 3}},
+    {"name": "gelu1", "type": "GELU"},
+    {"name": "pool1", "type": "AvgPool2d", "args": {"kernel_size": 2}},
+    {"name": "flat", "type": "Flatten"},
+    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+]
+VALIDATION = {"validation": {"dataset": "ds_1", "split": "test"}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ForkServerClient]:
+    """One fork server for all tests."""
+    with fork_server_in(tmp_path_factory.mktemp("server")) as found:
+        yield found
+
+
+def network(*layers: dict[str, Any]) -> dict[str, Any]:
+    """A network of the given layers, or the smooth one."""
+    return {"layers": copy.deepcopy([*layers] or SMOOTH)}
+
+
+def pair(num: int, rows: int = 64, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A job of ``num`` processes and the same job of one, both with batches of ``rows`` rows."""
+    data = more.pop("data", {})
+    base = {"network": network(), "stop": {"steps": 100}, **more}
+    parallel = {"strategy": "data", "processes": num}
+    several = spec(**base, parallel=parallel, data={**data, "batch_size": rows // num})
+    return several, spec(**base, data={**data, "batch_size": rows})
+
+
+def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
+    """The saved weights."""
+    return load_file(directory / f"checkpoints/step-{step}/model.safetensors")
+
+
+def assert_same_losses(
+    mine: list[dict[str, Any]], theirs: list[dict[str, Any]], rel: float = 1e-5
+) -> None:
+    """Compare the losses of all steps and evaluations."""
+    assert len(losses(theirs)) > 1
+    assert losses(mine) == pytest.approx(losses(theirs), rel=rel)
+    for name in ("validation/loss", "validation/accuracy"):
+        found = [
+            [item["values"][name] for item in of_type(records, "metrics") if name in item["values"]]
+            for records in (mine, theirs)
+        ]
+        assert found[0] == pytest.approx(found[1], rel=rel)
+
+
+ADAM = {"type": "Adam", "args": {"lr": 0.005}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optimizer": ADAM},
+    "clipping": {"grad_clip": {"type": "global_norm", "max": 0.5}},
+    "accumulation": {"accumulate": 3, "stop": {"steps": 40}},
+    "ema": {"average": {"type": "ema", "decay": 0.9}},
+    "schedule": {"scheduler": {"type": "StepLR", "args": {"step_size": 20, "gamma": 0.5}}},
+    "class weights": {
+        "loss": {
+            "type": "CrossEntropyLoss",
+            "inputs": ["fc", "label"],
+            "args": {"weight": [0.5, 2, 1, 1, 3, 1, 1, 1, 0.25, 1]},
+        }
+    },
+    "ignored targets": {
+        "loss": {
+            "type": "CrossEntropyLoss",
+            "inputs": ["fc", "label"],
+            "args": {"ignore_index": 3},
+        }
+    },
+    "sum": {
+        "loss": {
+            "type": "CrossEntropyLoss",
+            "inputs": ["fc", "label"],
+            "args": {"reduction": "sum"},
+        },
+        "optimizer": {"type": "SGD", "args": {"lr": 0.001}},
+    },
+    "two losses": {
+        "loss": [
+            {"type": "CrossEntropyLoss", "inputs": ["fc", "label"], "name": "a"},
+            {"type": "MultiMarginLoss", "inputs": ["fc", "label"], "weight": 0.5, "name": "b"},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("num", [2, 4])
+def test_the_losses_are_those_of_one_process(num, variant, server, digits, tmp_path):
+    more = copy.deepcopy(VARIANTS[variant])
+    more["metrics"] = [{"type": "accuracy", "inputs": ["fc", "label"]}]
+    several, alone = pair(num, data=VALIDATION, **more)
+    found = run_processes(server, tmp_path / "a", several, digits)
+    assert_same_losses(found, run(tmp_path / "b", alone, digits))
+
+
+def test_a_step_of_two_processes_is_that_of_two_micro_batches_bit_for_bit(server, digits, tmp_path):
+    """Both add the same two gradients; a sum of two does not depend on their order."""
+    several, alone = pair(2, data=VALIDATION, optimizer=ADAM, stop={"steps": 30})
+    found = run_processes(server, tmp_path / "a", several, digits)
+    parts = run(tmp_path / "b", alone, digits, parts=2)
+    mine, theirs = weights(tmp_path / "a", 30), weights(tmp_path / "b", 30)
+    assert all(torch.equal(mine[name], item) for name, item in theirs.items())
+    assert losses(found) == pytest.approx(losses(parts), rel=1e-7)
+
+
+def test_a_batch_with_fewer_rows_than_processes(server, digits, tmp_path):
+    """300 rows in batches of 149: the last one has 2 rows, and two of four processes none."""
+    several, alone = pair(4, rows=148, stop={"epochs": 3})
+    train = {"dataset": "ds_1", "split": "train", "fraction": [0, 0.995]}  # 298 rows
+    for job in (several, alone):
+        job["data"]["train"] = train
+    found = run_processes(server, tmp_path / "a", several, digits)
+    expected = run(tmp_path / "b", alone, digits)
+    assert len(losses(expected)) == 9
+    assert_same_losses(found, expected)
+
+
+def test_parameters_that_no_gradient_reaches(server, digits, tmp_path):
+    """A frozen layer, and one that only a metric reads: it keeps its weights."""
+    layers = [
+        *SMOOTH,
+        {"name": "other", "type": "Linear", "args": {"out_features": 10}, "inputs": ["flat"]},
+    ]
+    layers[0] = {**layers[0], "trainable": False}
+    metrics = [{"type": "accuracy", "inputs": ["other", "label"]}]
+    decay = {"type": "AdamW", "args": {"lr": 0.01, "weight_decay": 0.1}}
+    several, alone = pair(
+        2, network=network(*layers), metrics=metrics, optimizer=decay, stop={"steps": 8}
+    )
+    found = run_processes(server, tmp_path / "a", several, digits)
+    assert_same_losses(found, run(tmp_path / "b", alone, digits))
+    mine, theirs = weights(tmp_path / "a", 8), weights(tmp_path / "b", 8)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs if "fc" not in name)
+
+
+ALL_KINDS = ["param", "input", "output", "output_grad", "param_grad", "update", "optim_state"]
+
+
+def table_of(records: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[float]]:
+    """The statistics by step, phase, layer and kind."""
+    return {
+        (item["step"], item["phase"], *row[:2]): [float(value) for value in row[2:]]
+        for item in of_type(records, "stats")
+        for row in item["rows"]
+    }
+
+
+@pytest.mark.parametrize("rows", [64, 149])
+def test_what_probes_see_is_what_they_see_of_one_process(rows, server, digits, tmp_path):
+    """With 149 rows, the processes have different numbers of rows, and of the last batch few."""
+    probes = [
+        {"layers": ["*"], "kinds": ALL_KINDS, "want": ["stats", "full"], "every": 1},
+        {"layers": ["*"], "kinds": ["output"], "phase": "evaluate", "every": 1},
+    ]
+    guards = {"memory": {}}
+    several, alone = pair(
+        2, rows=2 * (rows // 2), data=VALIDATION, probes=probes, stop={"epochs": 1}, guards=guards
+    )
+    if rows == 149:
+        for job in (several, alone):
+            job["data"]["train"] = {"dataset": "ds_1", "split": "train", "fraction": [0, 0.997]}
+    mine = run_processes(server, tmp_path / "a", several, digits)
+    theirs = run(tmp_path / "b", alone, digits)
+    found, expected = table_of(mine), table_of(theirs)
+    assert found.keys() == expected.keys()
+    assert {key[1] for key in expected} == {"train", "evaluate"}
+    for key, values in expected.items():
+        assert found[key] == pytest.approx(values, rel=2e-4, abs=2e-6), key
+    whole, theirs_whole = captured(mine, tmp_path / "a"), captured(theirs, tmp_path / "b")
+    assert whole.keys() == theirs_whole.keys()
+    for key, tensor in theirs_whole.items():
+        torch.testing.assert_close(whole[key], tensor, rtol=2e-4, atol=2e-6, msg=str(key))
+
+
+def test_histograms_are_those_of_one_process(server, digits, tmp_path):
+    """The first step has the same weights, so values near a bin's edge agree as well."""
+    probes = [
+        {
+            "layers": ["fc"],
+            "kinds": ["output", "param_grad"],
+            "want": ["histogram", "quantiles"],
+            "every": 1,
+        }
+    ]
+    several, alone = pair(2, probes=probes, stop={"steps": 2})
+    mine = of_type(run_processes(server, tmp_path / "a", several, digits), "stats")[0]
+    theirs = of_type(run(tmp_path / "b", alone, digits), "stats")[0]
+    [found] = [item for item in mine["histograms"] if item[1] == "output"]
+    [expected] = [item for item in theirs["histograms"] if item[1] == "output"]
+    assert sum(found[3]) == sum(expected[3]) == 640
+    changed = sum(
+        abs(dict(zip(*found[2:], strict=True)).get(n, 0) - count)
+        for n, count in zip(*expected[2:], strict=True)
+    )
+    assert changed <= 4  # rounding may move a value to the next bin
+    for one, other in zip(mine["quantiles"], theirs["quantiles"], strict=True):
+        assert one[2:] == pytest.approx(other[2:], rel=0.1, abs=1e-4)
+
+
+def series(records: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
+    """The values of all metrics but those of the machine, by step and name."""
+    return {
+        (item["step"], name): value
+        for item in of_type(records, "metrics")
+        for name, value in item["values"].items()
+        if not is_upkeep(name)
+    }
+
+
+def test_metrics_of_evaluations_and_of_steps_are_exact(server, digits, tmp_path):
+    """97 validation rows in batches of 64: the processes have different numbers of them."""
+    metrics = [
+        {"type": "accuracy", "inputs": ["fc", "label"]},
+        {"type": "accuracy", "inputs": ["fc", "label"], "top_k": 3, "name": "top3"},
+        {"type": "MulticlassF1Score", "inputs": ["fc", "label"], "args": {"num_classes": 10}},
+        {"type": "MulticlassAUROC", "inputs": ["fc", "label"], "args": {"num_classes": 10}},
+        {"type": "l2", "inputs": ["flat"], "every": 1},
+        {"type": "correct_fraction", "inputs": ["fc", "label"], "every": 2},
+        {"type": "l2_ratio", "inputs": ["fc.weight/update", "fc.weight/param"], "every": 1},
+    ]
+    several, alone = pair(2, data=VALIDATION, metrics=metrics, stop={"steps": 12})
+    found = series(run_processes(server, tmp_path / "a", several, digits))
+    expected = series(run(tmp_path / "b", alone, digits))
+    assert len({name for _, name in expected}) == 12
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_bad_row_of_another_process_is_found(server, tmp_path):
+    """Row 21 of 32 is in the second process's share; process 0 reports it."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(32, 6)).astype(np.float32)
+    x[21, 3] = np.nan
+    label = generator.integers(0, 3, 32).astype(np.int64)
+    bad = write_table(tmp_path / "t", {"x": x, "label": label}, {"train": slice(0, 32)})
+    fields = {"x": {"type": "dense", "fill": "NaN"}, "label": {"type": "integer", "dim": 4}}
+    data = {"fields": fields, "shuffle": {"enabled": False}}
+    layers = network({"name": "fc", "type": "Linear", "args": {"out_features": 4}})
+    several, _ = pair(2, rows=32, network=layers, data=data, stop={"steps": 3})
+    several["guards"] = {"nonfinite": {"action": "fail"}}
+    records = finish(start(server, tmp_path / "a", several, bad), tmp_path / "a")
+    [finding] = of_type(records[0], "finding")
+    assert (finding["layer"], finding["kind"], finding["bad_samples"]) == ("x", "input", [21])
+    assert finding["samples"] == [*range(32)]
+    assert [item[-1]["error"]["code"] for item in records] == ["non_finite"] * 2
+
+
+def test_a_skipped_step_is_skipped_by_all(server, digits, tmp_path):
+    """A loss that overflows in one process only makes no process update."""
+    several, alone = pair(2, stop={"steps": 6}, optimizer={"type": "SGD", "args": {"lr": 1e30}})
+    for job in (several, alone):
+        job["guards"] = {"nonfinite": {"action": "skip_step", "max_skipped": 100}}
+    found = run_processes(server, tmp_path / "a", several, digits)
+    expected = run(tmp_path / "b", alone, digits)
+    skipped = [
+        [
+            item["values"]["skipped_steps"]
+            for item in of_type(records, "metrics")
+            if "skipped_steps" in item["values"]
+        ]
+        for records in (found, expected)
+    ]
+    assert skipped[0] == skipped[1] != []
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+@pytest.mark.parametrize("second", [1, 2, 4])
+def test_a_job_resumes_with_another_number_of_processes(first, second, server, digits, tmp_path):
+    """Bit for bit with as many processes, dropout included; else up to rounding."""
+    has_dropout = first == second
+    drop = [{"name": "drop", "type": "Dropout", "args": {"p": 0.25}}] * has_dropout
+    layers = [*SMOOTH[:-1], *drop, SMOOTH[-1]]
+    more = {"network": network(*layers), "optimizer": ADAM, "stop": {"steps": 20}}
+    more["checkpoint"] = {"every_steps": 7}  # within an epoch of 5 steps
+
+    def at(directory: Path, num: int, **more_of_run: Any) -> list[dict[str, Any]]:
+        several, alone = pair(num, **copy.deepcopy(more))
+        if num == 1:
+            return run(directory, alone, digits, **more_of_run)
+        return run_processes(server, directory, several, digits, **more_of_run)
+
+    whole = at(tmp_path / "whole", first)
+    resume = {"dir": str(tmp_path / "whole/checkpoints/step-7"), "step": 7}
+    rest = at(tmp_path / "rest", second, resume=resume)
+    mine, theirs = weights(tmp_path / "rest", 20), weights(tmp_path / "whole", 20)
+    if first == second:
+        assert losses(rest) == losses(whole)[7:]
+        assert all(torch.equal(mine[name], item) for name, item in theirs.items())
+    else:
+        assert losses(rest) == pytest.approx(losses(whole)[7:], rel=1e-5)
