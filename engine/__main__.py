@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import torch
 
 from engine.checkpoint.checkpoint import read_state
 from engine.checkpoint.retention import CheckpointRetention
+from engine.core.device import visible
 from engine.core.problems import SpecProblems
 from engine.core.spool import SpoolWriter
 from engine.datasets import formats
@@ -212,7 +212,8 @@ def _device(wanted: Devices) -> dict[str, Any]:
         raise SpecRefused("/devices/worker: there are no workers without the service; leave it out")
     if wanted.ids is not None:  # read when CUDA is initialized, which has not happened yet
         os.environ["CUDA_VISIBLE_DEVICES"] = str(wanted.ids[0])
-    if wanted.type == "cuda" or (wanted.type == "auto" and torch.cuda.is_available()):
+    kinds = {one.type for one in visible()} if wanted.type == "auto" else {wanted.type}
+    if "cuda" in kinds:
         return {"type": "cuda", "threads": None}
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {"type": "cpu", "threads": wanted.threads or max(1, num_cores // 2)}

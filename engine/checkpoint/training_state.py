@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.checkpoint import check_shapes
+from engine.core import device
 from engine.core.precision import dtype_name
 from engine.core.snapshot import State
 from engine.optim.dense_and_sparse import type_of
@@ -246,15 +247,13 @@ class Generators:
     def state(self) -> State:
         """Return the state of each, as bytes."""
         found: State = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            for number in range(torch.cuda.device_count()):
-                found[f"cuda.{number}"] = torch.cuda.get_rng_state(number)
+        for one in device.in_use():
+            found[f"{one.type}.{one.index}"] = device.random_state(one)
         return found
 
     def restore(self, state: State) -> None:
         """Continue from the saved states. A device without one continues from the seed."""
         torch.set_rng_state(state["cpu"])
-        if torch.cuda.is_available():
-            for number in range(torch.cuda.device_count()):
-                if (found := state.get(f"cuda.{number}")) is not None:
-                    torch.cuda.set_rng_state(found, number)
+        for one in device.visible():
+            if (found := state.get(f"{one.type}.{one.index}")) is not None:
+                device.set_random_state(one, found)

@@ -8,6 +8,8 @@ float16 do.
 import torch
 from torch import Tensor
 
+from engine.core.device import multiplies_bfloat16
+
 
 def chosen(precision: str, device: torch.device) -> torch.dtype | None:
     """Return the autocast dtype for a device; None: everything runs in float32.
@@ -28,14 +30,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 def name_of(low: torch.dtype | None) -> str:
     """Return the name of the autocast dtype in a spec; ``float32`` for None."""
     return dtype_name(low or torch.float32)
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has bfloat16 matrix instructions; without them bfloat16 is slower."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    has_amx: bool = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
-    return has_amx or torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 def in_float32(tensor: Tensor) -> Tensor:

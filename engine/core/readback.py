@@ -1,7 +1,8 @@
 """Read numbers back from the device without blocking training.
 
-On the CPU a number is available immediately. On CUDA it is copied to pinned memory, queued behind
-the operations that compute it. Callbacks run in order, at the first step boundary after the copy.
+On the CPU a number is available immediately. On an accelerator it is copied to pinned memory,
+queued behind the operations that compute it. Callbacks run in order, at the first step boundary
+after the copy.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ class Readback:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._on_cpu = device.type == "cpu"
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event, ThenTensor]] = deque()
+        self._waiting: deque[tuple[Tensor, torch.Event, ThenTensor]] = deque()
 
     def put(self, numbers: Sequence[Tensor], then: Then) -> None:
         """Request the values of zero- or one-dimensional tensors, joined, as float64."""
@@ -38,8 +39,7 @@ class Readback:
             return
         landed = torch.empty(joined.shape, dtype=torch.float64, pin_memory=True)
         landed.copy_(joined, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
+        event = torch.accelerator.current_stream(self.device).record_event()
         self._waiting.append((landed, event, then))
         if len(self._waiting) > _MAX_WAITING:
             self._hand_on(self._waiting.popleft())
@@ -54,7 +54,7 @@ class Readback:
         while self._waiting:
             self._hand_on(self._waiting.popleft())
 
-    def _hand_on(self, entry: tuple[Tensor, torch.cuda.Event, ThenTensor]) -> None:
+    def _hand_on(self, entry: tuple[Tensor, torch.Event, ThenTensor]) -> None:
         landed, event, then = entry
         event.synchronize()
         then(landed)

@@ -1,9 +1,9 @@
 """Measure time: a clock that attributes every lap to a part of the step, and gives moments.
 
-On the CPU the host's clock is used. On CUDA, events in the device's queue are used: they measure
-what the step itself experiences, which is the kernels and the idle time of the queue while they are
-launched. Events are read after they have completed, so nothing waits for the device. Depends on
-torch's events, not on jobs.
+On the CPU the host's clock is used. On an accelerator, events in the device's queue are used: they
+measure what the step itself experiences, which is the kernels and the idle time of the queue while
+they are launched. Events are read after they have completed, so nothing waits for the device.
+Depends on torch's events, not on jobs.
 """
 
 import time
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from engine.core.device import is_accelerator
+
 PARTS = (
     *("data", "forward", "backward", "optimizer"),
     *("probes", "derived", "checkpoint", "evaluate"),
@@ -26,7 +28,7 @@ TRAINING_FACTOR = 3
 """A step counts as three times the operations of its forward pass. This is the usual convention:
 one for the forward pass, two for the gradients with respect to inputs and parameters."""
 _MAX_WAITING = 4096
-_cuda_event = partial(torch.cuda.Event, enable_timing=True)
+_timed_event = partial(torch.Event, enable_timing=True)
 
 
 Laps = defaultdict[str, float]
@@ -97,7 +99,7 @@ class DeviceClock:
     host, the time counts for the part that it waits for.
     """
 
-    def __init__(self, make_event: Callable[[], Any] = _cuda_event) -> None:
+    def __init__(self, make_event: Callable[[], Any] = _timed_event) -> None:
         self._make_event = make_event
         self._laps = Laps(float)
         self._free: list[Any] = []
@@ -200,7 +202,7 @@ def taken_out(clock: Clock, part: str) -> Generator[None]:
 
 def clock_of(device: torch.device) -> Clock:
     """Return the clock that measures a device."""
-    return DeviceClock() if device.type == "cuda" else HostClock()
+    return DeviceClock() if is_accelerator(device) else HostClock()
 
 
 @dataclass(frozen=True)

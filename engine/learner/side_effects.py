@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.core.device import is_accelerator, random_state, set_random_state
 from engine.network.network import Network
 
 
@@ -21,14 +22,14 @@ class Randomness:
     @staticmethod
     def now(device: torch.device) -> "Randomness":
         """Return the current states."""
-        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        own = random_state(device) if is_accelerator(device) else None
         return Randomness(device, torch.get_rng_state(), own)
 
     def restore(self) -> None:
         """Restore the states."""
         torch.set_rng_state(self.host)
         if self.own is not None:
-            torch.cuda.set_rng_state(self.own, self.device)
+            set_random_state(self.device, self.own)
 
 
 @contextlib.contextmanager

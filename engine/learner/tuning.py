@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.core.device import synchronize
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.data.batches.batch import Batch
@@ -88,6 +89,5 @@ def _pass(network: Network, loss_fn: Losses, batch: Batch) -> None:
 
 
 def _clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.core import device
 from engine.process import rank
 
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -16,10 +17,12 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 
 def carry_out(job_dir: Path) -> None:
     """Run ``job.json`` of a directory in this thread, to its end."""
-    # Generators of CUDA are there once it is initialized. That is left to the job: its allocator
+    # An accelerator has generators once it is initialized. That is left to the job: its allocator
     # reads its settings then.
-    devices = None if torch.cuda.is_initialized() else ()
-    with _as_it_was(), torch.random.fork_rng(devices), warnings.catch_warnings():
+    used = device.in_use()
+    kind = used[0].type if used else "cpu"
+    forked = torch.random.fork_rng([one.index for one in used], device_type=kind)
+    with _as_it_was(), forked, warnings.catch_warnings():
         rank.carry_out(job_dir)
 
 
@@ -38,7 +41,7 @@ def _as_it_was() -> Generator[None]:
         with suppress(RuntimeError):  # set by the caller with torch.backends: it cannot be read
             precision = torch.get_float32_matmul_precision()
             stack.callback(torch.set_float32_matmul_precision, precision)
-        stack.callback(_restore_cuda, _cuda_shares())
+        stack.callback(_restore_accelerator, device.memory_caps() if device.in_use() else None)
         stack.callback(_restore_environment, dict(os.environ))
         stack.callback(_restore_limits, limits)
         yield
@@ -59,18 +62,9 @@ def _restore_limits(limits: dict[int, tuple[int, int]]) -> None:
             resource.setrlimit(kind, (soft, now[1]))  # a hard limit cannot be raised again
 
 
-def _cuda_shares() -> dict[int, float] | None:
-    """Return each device's memory fraction; None: CUDA is not initialized."""
-    if not torch.cuda.is_initialized():
-        return None
-    numbers = range(torch.cuda.device_count())
-    return {number: torch.cuda.get_per_process_memory_fraction(number) for number in numbers}
-
-
-def _restore_cuda(shares: dict[int, float] | None) -> None:
-    if not torch.cuda.is_initialized():
-        return
-    for number in range(torch.cuda.device_count()):
-        torch.cuda.set_per_process_memory_fraction((shares or {}).get(number, 1.0), number)
-    if shares is None:  # as torch seeds new generators when it initializes CUDA
-        torch.cuda.manual_seed_all(torch.initial_seed())
+def _restore_accelerator(caps: dict[torch.device, float] | None) -> None:
+    """Restore the memory caps; None: the accelerator was not in use before."""
+    for one in device.memory_caps():
+        device.cap_memory(one, (caps or {}).get(one, 1.0))
+    if caps is None:  # as torch seeds new generators when it initializes the accelerator
+        device.seed_all(torch.initial_seed())

@@ -16,6 +16,7 @@ import torch
 
 from engine.checkpoint import checkpoint
 from engine.checkpoint.checkpoint import Saved
+from engine.core.device import named
 from engine.core.problems import SpecProblems
 from engine.core.spool import SpoolWriter, now
 from engine.core.timing import Work
@@ -139,9 +140,7 @@ class Assignment:
             return Assignment(
                 spec=parse_job(json.dumps(raw["spec"])),
                 tables={name: Path(item["dir"]) for name, item in raw["datasets"].items()},
-                device=torch.device("cuda", 0)
-                if raw["device"]["type"] == "cuda"
-                else torch.device("cpu"),
+                device=named(raw["device"]["type"]),
                 num_threads=raw["device"].get("threads"),
                 checkpoint=Path(raw["checkpoint"]["dir"]) if raw.get("checkpoint") else None,
                 trained_by=trained_by and parse_trained(json.dumps(trained_by)),

@@ -20,8 +20,14 @@ from glasshouse.errors import (
 )
 
 _HOST_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
-_DEVICE_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "NCCL", "CUDA driver")
+_DEVICE_MEMORY = (
+    *("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"),
+    *("HIP out of memory", "HIP error: out of memory", "MPS backend out of memory"),
+)
+_DEVICE = (
+    *("CUDA error", "cuDNN error", "CUBLAS", "NCCL", "CUDA driver"),
+    *("HIP error", "level_zero backend failed"),
+)
 _PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 _BAD_INDEX = ("device-side assert",)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.core.device import cap_memory, is_accelerator, peak_bytes
 from engine.core.problems import Findings
 from glasshouse.errors import SpecFailed
 from glasshouse.spec import Allocator, MemoryGuard, TrainJob
@@ -35,13 +36,13 @@ _GROUP_FILES = (
 
 
 def guard_memory(guard: MemoryGuard, device: torch.device) -> None:
-    """Apply a spec's limits to this process. torch reads its settings when CUDA is first used."""
+    """Apply a spec's limits to this process. torch reads its settings at first use."""
     if guard.allocator is not None:
         os.environ["PYTORCH_ALLOC_CONF"] = settings_of(guard.allocator)
     if guard.cap_fraction is None:
         return
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(guard.cap_fraction, device)
+    if is_accelerator(device):
+        cap_memory(device, guard.cap_fraction)
     else:
         cap_process(guard.cap_fraction)
 
@@ -97,8 +98,8 @@ def on_device(text: str) -> dict[str, Any]:
         if (match := pattern.search(text)) is not None:
             found[name] = round(float(match[1]) * _UNITS[match[2]])
     with contextlib.suppress(Exception):  # a failing device is not queried again
-        if torch.cuda.is_initialized():
-            found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        if (peak := peak_bytes()) is not None:
+            found["peak_bytes"] = peak
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from engine.core.device import free_bytes, is_accelerator
 from engine.core.tensor_names import host_lengths_of, lengths_of, values_of
 from engine.data.augmentation.augmenting import Augmenting, Change
 from engine.data.batches.batch import Batch, Taken, numbers_of
@@ -275,9 +276,9 @@ def place(
     numbers: Tensor | None = None,
 ) -> MemoryRows:
     """Move fields onto the device if they need at most a quarter of its free memory."""
-    if device.type == "cuda":
+    if is_accelerator(device):
         size = sum(item.nbytes for item in loaded.values())
-        if size <= torch.cuda.mem_get_info(device)[0] // 4:
+        if size <= (free_bytes(device) or 0) // 4:
             loaded = {name: item.to(device) for name, item in loaded.items()}
     loaded = {name: item.ready(device) for name, item in loaded.items()}
     return MemoryRows(loaded, num_rows, device, numbers)

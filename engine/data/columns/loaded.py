@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.core.device import is_accelerator
 from engine.data.augmentation.augmenting import Change
 
 
@@ -186,7 +187,7 @@ def moved(values: Tensor, device: torch.device) -> Tensor:
 
 
 def _is_pinned_for(values: Tensor, device: torch.device) -> bool:
-    return device.type == "cuda" and not values.is_cuda
+    return values.is_cpu and is_accelerator(device)
 
 
 def _pinned(values: Tensor, rows_B: Tensor | slice) -> Tensor:

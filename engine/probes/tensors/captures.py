@@ -54,7 +54,7 @@ class _Batch:
     head: tuple[int, int] | None = None
     """Room before the tensors, where the consumer writes the header of their file."""
     end: int = 0
-    landed: Any = None
+    landed: torch.Event | None = None
     """The event after which all of them have arrived."""
 
 
@@ -158,8 +158,7 @@ class Captures:
             self._send(batch)
             return
         if batch.landing:
-            batch.landed = torch.cuda.Event()
-            batch.landed.record()
+            batch.landed = torch.accelerator.current_stream().record_event()
         self._closed.append(batch)
 
     def settle(self) -> None:

@@ -1,0 +1,60 @@
+"""What the engine needs of a device, with only the CPU: `tests/accelerator` has the rest."""
+
+import pytest
+import torch
+
+from engine.checkpoint.training_state import Generators
+from engine.core import device
+from engine.core.timing import HostClock, clock_of
+from engine.training.failures import classify
+from glasshouse.errors import DeviceFailed, OutOfMemory
+
+CPU = torch.device("cpu")
+NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
+
+
+def test_an_assignment_names_the_first_visible_device():
+    assert device.named("cpu") == CPU
+    assert device.named("cuda") == torch.device("cuda", 0)
+    assert [device.is_accelerator(device.named(kind)) for kind in ("cpu", "meta", "xpu")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@NO_ACCELERATOR
+def test_the_cpu_has_nothing_of_an_accelerator():
+    assert device.visible() == device.in_use() == []
+    assert device.memory_caps() == {}
+    assert device.peak_bytes() is None
+    device.synchronize(CPU)
+    device.seed_all(1)
+    assert isinstance(clock_of(CPU), HostClock)
+
+
+@NO_ACCELERATOR
+def test_a_checkpoint_of_a_device_that_is_missing_restores_the_cpus_generator():
+    torch.manual_seed(5)
+    saved = {**Generators().state(), "cuda.0": torch.zeros(16, dtype=torch.uint8)}
+    expected = torch.rand(3)
+    torch.manual_seed(6)
+    Generators().restore(saved)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
+        ("HIP error: out of memory", OutOfMemory),
+        ("MPS backend out of memory (MPS allocated: 1.00 GB)", OutOfMemory),
+        ("HIP error: an illegal memory access was encountered", DeviceFailed),
+        ("level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", DeviceFailed),
+    ],
+)
+def test_the_failures_of_each_backend_have_the_same_names(text: str, kind: type):
+    failure = classify(RuntimeError(text))
+    assert type(failure) is kind
+    if kind is OutOfMemory:
+        assert failure.as_dict()["memory"]["where"] == "device"
