@@ -251,10 +251,11 @@ class Harness:
         with self.database.read() as tx:
             return [row for row, _ in workers.all_devices(tx, lease_ms=3000)]
 
-    def rank_pid(self, job_id: str, worker: str = "w1") -> int:
+    def rank_pid(self, job_id: str, worker: str = "w1", rank: int = 0) -> int:
         def started() -> int | None:
-            lines = self.logged(worker, "rank_started")
-            return next((line["pid"] for line in lines[::-1] if line["job"] == job_id), None)
+            lines = self.logged(worker, "rank_started")[::-1]
+            mine = (line for line in lines if (line["job"], line["rank"]) == (job_id, rank))
+            return next((line["pid"] for line in mine), None)
 
         return until(started)
 

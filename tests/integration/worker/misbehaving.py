@@ -1,8 +1,8 @@
 """A fork server whose ranks misbehave as the labels of their jobs say; else it is the real one.
 
 Labels: ``misbehave`` names one of `WAYS`, ``at`` the step after which, or ``start``, ``evaluate``,
-``save`` or a failpoint; ``attempts``: only the first so many attempts do. ``reached``: a file to
-make then.
+``save`` or a failpoint; ``attempts``: only the first so many attempts do; ``rank``: only this
+process does. ``reached``: a file to make then.
 """
 
 import ctypes
@@ -87,6 +87,8 @@ class Misbehaviour:
         self._way = labels.get("misbehave")
         self._at = labels.get("at", "start")
         self._reached = labels.get("reached")
+        if "rank" in labels and int(labels["rank"]) != (job.get("group") or {}).get("rank"):
+            self._way = None
         if job.get("attempt", 1) > int(labels.get("attempts", 10**9)):
             self._way = None
 
