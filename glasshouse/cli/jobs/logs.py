@@ -24,9 +24,7 @@ def logs(  # noqa: PLR0913 (each is an option)
     job: JobId,
     *,
     follow_: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines.")] = False,
-    rank: Annotated[
-        list[int] | None, typer.Option(min=0, help="Only lines of this rank.")
-    ] = None,
+    rank: Annotated[list[int] | None, typer.Option(min=0, help="Only lines of this rank.")] = None,
     level: Annotated[
         str | None,
         typer.Option(
