@@ -2,8 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from api.planning.planner import Planner
@@ -15,6 +17,9 @@ from models.fleet.notifier import Notifier
 from models.settings import Settings
 from models.storage.artifacts import Artifacts, open_artifacts
 from models.storage.disk_space import Space
+
+MAX_SEARCHES = 2
+"""Searches of logs by pattern at the same time. Others wait, so that they do not use all cores."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,8 @@ class AppState:
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     """Background tasks of the process, cancelled at its end."""
 
+    searches: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_SEARCHES))
+    """Threads that match patterns."""
     loop: asyncio.AbstractEventLoop | None = None
 
     def wake(self, job: str) -> None:

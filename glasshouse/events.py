@@ -5,7 +5,7 @@ plain dicts of the same form; the models are for documentation, client types and
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic import Field as Constraint
@@ -122,6 +122,11 @@ class CheckpointEvent(_Event):
     size_bytes: int
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+"""In ascending order."""
+
+
 class LogEvent(_Event):
     """Log lines of a rank."""
 
@@ -129,6 +134,8 @@ class LogEvent(_Event):
     rank: int
     stream: Literal["stdout", "stderr"]
     lines: list[str]
+    levels: list[LogLevel] | None = None
+    """The level of each line. None in events of releases before this field."""
 
 
 class DroppedEvent(_Event):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas.documents import Document, ListDocument, Number, answers
+from glasshouse.events import LogLevel
 
 
 class LoggedEvent(BaseModel):
@@ -327,6 +328,8 @@ class Printed(Document):
     rank: int
     stream: str
     lines: list[str]
+    levels: list[LogLevel]
+    """The level of each line."""
 
 
 class PrintedList(ListDocument):

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 
 from api.streaming.wakeups import Wakeups
 from glasshouse.errors import InvalidHeader
@@ -39,12 +39,16 @@ async def wait_for(
     job: str,
     look: Callable[[], T | None],
     wait_s: float,
+    limiter: CapacityLimiter | None = None,
 ) -> T | None:
-    """Call ``look`` in a thread, with its own short read, until it returns a value or times out."""
+    """Call ``look`` in a thread, with its own short read, until it returns a value or times out.
+
+    ``limiter``: how many threads such calls may use. Default: those of all requests.
+    """
     end = time.monotonic() + wait_s
     with wakeups.watch(job) as watch:
         while True:
-            found = await run_in_threadpool(look)
+            found = await to_thread.run_sync(look, limiter=limiter)
             left = end - time.monotonic()
             if found is not None or left <= 0 or draining.is_set():
                 return found

@@ -9,6 +9,7 @@ import typer
 from glasshouse import __version__
 from glasshouse.cli.jobs import compare, control, probes, results
 from glasshouse.cli.jobs import jobs as job_commands
+from glasshouse.cli.jobs import logs as log_commands
 from glasshouse.cli.resources import checkpoints, datasets, quotas, webhooks, workers
 from glasshouse.cli.service import maintenance
 from glasshouse.cli.service import service as service_commands
@@ -58,7 +59,7 @@ app.command("jobs", cls=Command)(job_commands.list_jobs)
 app.command(cls=Command)(job_commands.show)
 app.command(cls=Command)(job_commands.delete)
 app.command(cls=Command)(compare.compare)
-app.command(cls=Command)(job_commands.logs)
+app.command(cls=Command)(log_commands.logs)
 app.command(cls=Command)(job_commands.cancel)
 app.command(cls=Command)(control.pause)
 app.command(cls=Command)(control.resume)

@@ -185,7 +185,8 @@ def refuse(tx: Session, refused: RefusedCheckpoint) -> NewEvent:
         mine = update(Checkpoint).where(Checkpoint.id == refused.checkpoint)
         tx.execute(mine.values(state="damaged"))
     line = f"glasshouse: the checkpoint {refused.checkpoint} of step {step} cannot be used: "
-    payload = {"rank": 0, "stream": "stderr", "lines": [line + refused.detail]}
+    printed = {"lines": [line + refused.detail], "levels": ["warning"]}
+    payload = {"rank": 0, "stream": "stderr", **printed}
     return NewEvent("log", now(), payload)
 
 

@@ -214,14 +214,3 @@ def _gap(tx: Session, job: str, first_seq: int) -> LoggedEvent:
     ).one()
     payload = jsonio.dumps({"first_available": first_seq})
     return LoggedEvent(job, first_seq - 1, attempt, at, "gap", payload)
-
-
-def tail(tx: Session, job: str, type: str, limit: int) -> list[LoggedEvent]:  # noqa: A002
-    """Return the newest events of one type, oldest first."""
-    query = (
-        select(Event.job, Event.seq, Event.attempt, Event.at, Event.type, Event.payload)
-        .where(Event.job == job, Event.type == type)
-        .order_by(Event.seq.desc())
-        .limit(limit)
-    )
-    return [LoggedEvent(*row) for row in tx.execute(query)][::-1]

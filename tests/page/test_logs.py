@@ -14,8 +14,10 @@ from models.observations import events
 from models.observations.events import NewEvent
 from models.tables import now
 from tests.acceptance.services import LocalService
+from tests.page.browser import Witness
 from tests.page.specs import small
 
+Axe = Callable[[Page], None]
 Print = Callable[[int, str, list[str]], None]
 
 
@@ -99,8 +101,61 @@ def test_the_log_is_searched_by_the_service(
     expect(lines).to_have_count(len(wanted))
     for line, text in zip(lines.all(), wanted, strict=True):
         expect(line).to_contain_text(text.strip())
-    expect(page).to_have_url(re.compile("grep=NonFinite"))
+    expect(page).to_have_url(re.compile("text=NonFinite"))
     page.reload()
     expect(lines).to_have_count(len(wanted))
     page.get_by_label("stream").select_option("stdout")
-    expect(page.get_by_text("No line contains this text.")).to_be_visible()
+    expect(page.get_by_text("No line passes these filters.")).to_be_visible()
+
+
+def test_the_address_of_the_page_has_the_filters(page: Page, running: gh.Job, printed: Print):
+    printed(0, "stdout", ["plain (a+)+", "ERROR: zero", "plain aa"])
+    page.goto(f"/jobs/{running.id}/logs")
+    expect(line(page, "plain aa")).to_be_visible()
+    expect(page.get_by_label("rank")).to_have_count(0)  # there is one
+    printed(2, "stderr", ["a.py:3: UserWarning: two", "  warn()", "ERROR: two"])
+    lines = page.get_by_role("log").locator(".line")
+    expect(line(page, "UserWarning: two")).to_contain_text("2 stderr warning")
+    page.get_by_label("level").select_option("warning and above")
+    expect(lines).to_have_count(4)
+    page.get_by_label("rank").select_option("2")
+    expect(lines).to_have_count(3)
+    page.get_by_label("level").select_option("error")
+    expect(lines).to_have_count(1)
+    page.get_by_label("since").select_option("10 minutes")
+    expect(page).to_have_url(re.compile(r"level=error&rank=2&since=10m$"))
+    page.reload()
+    expect(lines).to_have_count(1)
+    printed(2, "stderr", ["plain", "ERROR: more"])
+    expect(lines).to_have_count(2)
+    expect(lines.last).to_contain_text("2 stderr error ERROR: more")
+
+
+def test_a_text_is_searched_as_it_is_and_a_pattern_as_one(
+    page: Page, running: gh.Job, printed: Print, witness: Witness
+):
+    printed(0, "stdout", ["plain (a+)+$", "aa!", "aaa"])
+    page.goto(f"/jobs/{running.id}/logs")
+    lines = page.get_by_role("log").locator(".line")
+    page.get_by_label("Lines that contain").fill("(a+)+$")
+    page.get_by_role("button", name="Search").click()
+    expect(lines).to_have_count(1)
+    expect(lines.locator("mark")).to_have_text("(a+)+$")
+    page.get_by_label("regular expression").check()
+    expect(lines).to_have_count(1)
+    expect(lines.last).to_contain_text("aaa")
+    expect(page.get_by_text(re.compile(r"^1 lines that match “\(a\+\)\+\$”$"))).to_be_visible()
+    expect(page).to_have_url(re.compile("grep="))
+    witness.expect("status of 422")
+    page.get_by_label("Lines that match").fill("a(")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_text("missing ) at position 1").first).to_be_visible()
+    page.get_by_label("regular expression").uncheck()
+    expect(page.get_by_text("No line passes these filters.")).to_be_visible()
+
+
+def test_the_filters_have_names(page: Page, running: gh.Job, printed: Print, axe: Axe):
+    printed(1, "stderr", ["ERROR: one", "W1125 10:00:00.000000 1 a.cpp:1] two"])
+    page.goto(f"/jobs/{running.id}/logs?rank=1&level=warning&grep=one|two")
+    expect(page.get_by_role("log").locator(".line")).to_have_count(2)
+    axe(page)

@@ -1,17 +1,19 @@
-"""Turns what a rank prints to its log files into ``log`` events: clean lines of limited length."""
+"""Turns what ranks print to their log files into ``log`` events: clean lines of limited length."""
 
 import os
 import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from models.observations.events import NewEvent
+from models.observations.log_levels import LevelReader
 from models.tables import now
 
 MAX_LINE_CHARACTERS = 4096
 MAX_STREAM_BYTES = 5 * 1024**2
-"""Per stream, so 10 MiB per rank. The file is cut to this, so a rank cannot fill the disk."""
+"""Per stream of each rank. The file is cut to this, so a rank cannot fill the disk."""
 _READ_BYTES = 64 * 1024
 _TAIL_LINES = 50
 _TAIL_CHARACTERS = 8 * 1024
@@ -27,9 +29,11 @@ class Log:
     counted and not kept, and printing never blocks the rank.
     """
 
-    def __init__(self, path: Path, stream: str) -> None:
+    def __init__(self, path: Path, stream: str, rank: int = 0) -> None:
+        self.rank = rank
+        self.stream = stream
         self._path = path
-        self._stream = stream
+        self._levels = LevelReader()
         self._offset = 0
         self._rest = b""
         self._dropped_bytes = 0
@@ -38,30 +42,39 @@ class Log:
         self._last_lost: list[str] = []
 
     def read(self, *, final: bool = False) -> list[NewEvent]:
-        """Return new lines as events; with ``final``, also an unfinished last line."""
-        lines: list[str] = []
+        """Return new lines as events; with ``final``, all of them and an unfinished last line.
+
+        An event has the lines of at most 64 KiB.
+        """
+        found: list[NewEvent] = []
         while data := self._read_some():
             *whole, rest = (self._rest + data).split(b"\n")
-            lines += [clean(line) for line in whole]
             self._rest = rest[: 4 * MAX_LINE_CHARACTERS]  # more of a line cannot be shown
+            found += self._printed(whole)
             if not final:
                 break
         if final and self._rest:
-            lines.append(clean(self._rest))
+            found += self._printed([self._rest])
             self._rest = b""
         self.cut()
-        self._last.extend(lines)
-        found: list[NewEvent] = []
-        if lines:
-            payload = {"rank": 0, "stream": self._stream, "lines": lines}
-            found.append(NewEvent("log", now(), payload))
         if self._dropped_bytes and (
             final or time.monotonic() - self._dropped_at >= _DROPPED_EVERY_S
         ):
-            payload = {"what": f"bytes of {self._stream}", "count": self._dropped_bytes}
+            what = f"bytes of {self.stream} of rank {self.rank}"
+            payload = {"what": what, "count": self._dropped_bytes}
             found.append(NewEvent("dropped", now(), payload))
             self._dropped_bytes, self._dropped_at = 0, time.monotonic()
         return found
+
+    def _printed(self, raw: Sequence[bytes]) -> list[NewEvent]:
+        """Return the event of some lines; none without lines."""
+        if not raw:
+            return []
+        lines = [clean(line) for line in raw]
+        self._last.extend(lines)
+        printed = {"lines": lines, "levels": self._levels.levels(lines)}
+        payload = {"rank": self.rank, "stream": self.stream, **printed}
+        return [NewEvent("log", now(), payload)]
 
     def tail(self) -> str | None:
         """Return the last lines, for the error of a failed job."""
@@ -92,6 +105,32 @@ class Log:
             return
         self._dropped_bytes += size - MAX_STREAM_BYTES
         self._last_lost = [clean(line) for line in lost.rstrip(b"\n").split(b"\n")[1:]]
+
+
+class Logs:
+    """The logs of all ranks of an attempt, of each rank one per stream."""
+
+    def __init__(self, logs: Sequence[Log]) -> None:
+        self._logs = logs
+
+    def read(self, *, final: bool = False) -> list[NewEvent]:
+        """Return new lines of all logs as events; see `Log.read`."""
+        return [event for log in self._logs for event in log.read(final=final)]
+
+    def cut(self) -> None:
+        """Cut all files back to the limit."""
+        for log in self._logs:
+            log.cut()
+
+    def tail(self, rank: int | None = None) -> str | None:
+        """Return the last lines of a rank's standard error, for the error of a failed job.
+
+        Without ``rank``: those of the first rank that has printed there.
+        """
+        for log in self._logs:
+            if log.stream == "stderr" and rank in (None, log.rank) and (found := log.tail()):
+                return found
+        return None
 
 
 def clean(line: bytes) -> str:

@@ -23,7 +23,7 @@ from models.jobs.leases import LeaseState
 from models.observations.events import NewEvent
 from worker.attempt.captures import NO_SPACE, Drain, open_ring
 from worker.attempt.control import CommandDelivery
-from worker.attempt.logs import Log
+from worker.attempt.logs import Log, Logs
 from worker.attempt.records import Shipment, Sorter
 from worker.attempt.resume import Attempt
 from worker.context import AWAY
@@ -80,11 +80,13 @@ class AttemptStore:
         self._directory = directory
         self._spool = directory / "spool"
         self._control = control
-        self._logs = {
-            (rank, name): Log(log_path(directory, name, rank), name)
-            for rank in range(num_processes(job.resolved))
-            for name in STREAMS
-        }
+        self._logs = Logs(
+            [
+                Log(log_path(directory, name, rank), name, rank)
+                for rank in range(num_processes(job.resolved))
+                for name in STREAMS
+            ]
+        )
         self.sorter = Sorter(claim, job.owner, directory, job.summary)
         ring = open_ring(context.settings.capture_buffer_bytes)
         self.drain = Drain(claim, context.artifacts, ring, context.space)
@@ -117,9 +119,9 @@ class AttemptStore:
         """Store an event of the worker with the next records."""
         self._notes.append(event)
 
-    def log_tail(self, rank: int = 0) -> str | None:
-        """Return the last lines of a rank's standard error."""
-        return self._logs[rank, "stderr"].tail()
+    def log_tail(self, rank: int | None = None) -> str | None:
+        """Return the last lines of a rank's standard error; see `Logs.tail`."""
+        return self._logs.tail(rank)
 
     def read_end(self, rank: int) -> dict[str, Any] | None:
         """Return the ``end`` record that a rank has written, also if it is not stored yet."""
@@ -152,8 +154,7 @@ class AttemptStore:
             StorageFailed: a file of the job cannot be stored.
         """
         if self._pending is not None:
-            for log in self._logs.values():  # the database is unavailable; the rank may still print
-                log.cut()
+            self._logs.cut()  # the database is unavailable; the rank may still print
         while True:
             due = self._behind or time.monotonic() - self._shipped_at >= SHIP_EVERY_S
             if self._pending is None and (final or due):
@@ -185,7 +186,7 @@ class AttemptStore:
     def _read(self, *, final: bool) -> Shipment | None:
         records, offset = read_frames(self._spool, self.offset, self._batch_size.most)
         self._behind = len(records) == self._batch_size.most
-        printed = [event for log in self._logs.values() for event in log.read(final=final)]
+        printed = self._logs.read(final=final)
         used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []

@@ -1,4 +1,4 @@
-"""Commands for jobs: submit, watch, show, list, logs, cancel, delete."""
+"""Commands for jobs: submit, watch, show, list, cancel, delete."""
 
 import sys
 from pathlib import Path
@@ -177,29 +177,6 @@ def _row(job: Job) -> list[Any]:
     return [job.id, *named, *times, best, job.data.get("created_by")]
 
 
-def logs(
-    job: JobId,
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only lines of this rank.")] = None,
-    tail: Annotated[int | None, typer.Option(min=1, help="Only the last n lines.")] = None,
-    json: Json = False,
-) -> None:
-    """Print the log of a job. With -f and --json: one JSON document per event."""
-    with Client() as client:
-        job = references.job_id(client, job)
-        if not follow_:
-            text = client.jobs.get(job).logs(rank, tail=tail)
-            if json:
-                output.document({"job": job, "lines": text.splitlines()})
-            else:
-                sys.stdout.write(text)
-            return
-        with detaching(job), client.jobs.get(job).stream(types=["log"]) as stream:
-            for record in stream.records():
-                if rank in (None, record["rank"]):
-                    _print_log(record, as_json=json)
-
-
 def cancel(
     job: JobId,
     force: Annotated[bool, typer.Option("--force", help="Kill its processes immediately.")] = False,
@@ -213,14 +190,6 @@ def cancel(
         output.document(answered.data)
     else:
         output.message(f"{job} is {answered.state}")
-
-
-def _print_log(record: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        output.document(record)
-    else:
-        for text in record["lines"]:
-            output.line(text)
 
 
 def watch_job(job: Job, *, as_json: bool) -> None:

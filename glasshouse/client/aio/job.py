@@ -6,12 +6,12 @@ from typing import Any, Literal, overload
 
 from glasshouse import jsonio
 from glasshouse.client.aio.control import AsyncControlled
+from glasshouse.client.aio.job_log import AsyncJobLog
 from glasshouse.client.aio.layers import AsyncLayers
 from glasshouse.client.aio.probes import AsyncProbe
-from glasshouse.client.aio.results import AsyncResults
 from glasshouse.client.aio.running import card_html, in_background, resolved, sleep
 from glasshouse.client.aio.stream import AsyncEventStream
-from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.connection.requests import API
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.monitoring.callbacks import (
     Action,
@@ -35,7 +35,7 @@ Attempts = int | Literal["all"] | None
 every attempt; a number: that attempt."""
 
 
-class AsyncJob(AsyncControlled, AsyncResults):
+class AsyncJob(AsyncControlled, AsyncJobLog):
     """A job, as of the last `refresh`."""
 
     _PATH = "/jobs"
@@ -333,32 +333,6 @@ class AsyncJob(AsyncControlled, AsyncResults):
     async def _first_finding(self) -> dict[str, Any] | None:
         found = await self._transport.get(f"{self.path}/events", {"types": "finding", "limit": 1})
         return found["data"][0] if found["data"] else None
-
-    async def follow(self, rank: int | None = None) -> AsyncGenerator[str]:
-        """Follow the log: yield the lines that the job prints until it ends.
-
-        Args:
-            rank: only lines of this rank. Default: all ranks.
-        """
-        async with self.stream(types=["log"]) as stream:
-            async for event in stream.records():
-                if rank is None or event["rank"] == rank:
-                    for line in event["lines"]:
-                        yield line
-
-    async def logs(
-        self, rank: int | None = None, *, tail: int | None = None, grep: str | None = None
-    ) -> str:
-        """Return the log so far. Use `follow` for new lines.
-
-        Args:
-            rank: only lines of this rank. Default: all ranks.
-            tail: only this many lines from the end.
-            grep: only lines that contain this text.
-        """
-        params = {"rank": rank, "tail": tail, "grep": grep}
-        request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
-        return (await self._transport.send(request)).text
 
     async def probe(
         self,

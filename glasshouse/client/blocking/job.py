@@ -7,12 +7,12 @@ from typing import Any, Literal, overload
 
 from glasshouse import jsonio
 from glasshouse.client.blocking.control import Controlled
+from glasshouse.client.blocking.job_log import JobLog
 from glasshouse.client.blocking.layers import Layers
 from glasshouse.client.blocking.probes import Probe
-from glasshouse.client.blocking.results import Results
 from glasshouse.client.blocking.running import card_html, in_background, resolved, sleep
 from glasshouse.client.blocking.stream import EventStream
-from glasshouse.client.connection.requests import API, Request
+from glasshouse.client.connection.requests import API
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.monitoring.callbacks import (
     Action,
@@ -36,7 +36,7 @@ Attempts = int | Literal["all"] | None
 every attempt; a number: that attempt."""
 
 
-class Job(Controlled, Results):
+class Job(Controlled, JobLog):
     """A job, as of the last `refresh`."""
 
     _PATH = "/jobs"
@@ -334,31 +334,6 @@ class Job(Controlled, Results):
     def _first_finding(self) -> dict[str, Any] | None:
         found = self._transport.get(f"{self.path}/events", {"types": "finding", "limit": 1})
         return found["data"][0] if found["data"] else None
-
-    def follow(self, rank: int | None = None) -> Generator[str]:
-        """Follow the log: yield the lines that the job prints until it ends.
-
-        Args:
-            rank: only lines of this rank. Default: all ranks.
-        """
-        with self.stream(types=["log"]) as stream:
-            for event in stream.records():
-                if rank is None or event["rank"] == rank:
-                    yield from event["lines"]
-
-    def logs(
-        self, rank: int | None = None, *, tail: int | None = None, grep: str | None = None
-    ) -> str:
-        """Return the log so far. Use `follow` for new lines.
-
-        Args:
-            rank: only lines of this rank. Default: all ranks.
-            tail: only this many lines from the end.
-            grep: only lines that contain this text.
-        """
-        params = {"rank": rank, "tail": tail, "grep": grep}
-        request = Request("GET", f"{API}{self.path}/logs", params, {"Accept": "text/plain"})
-        return (self._transport.send(request)).text
 
     def probe(
         self,

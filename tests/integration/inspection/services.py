@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from models.jobs.checkpoints import SCRATCH, StartPoint
 from models.jobs.leases import Claim
 from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
+from models.observations.log_levels import LevelReader
 from models.tables import Job, now
 from tests import leaks
 from tests.running import ApiProcess
@@ -191,9 +193,14 @@ class Writer:
             self.step += 1
         self.ship(batch)
 
-    def print(self, *lines: str, rank: int = 0) -> None:
-        payload = {"rank": rank, "stream": "stdout", "lines": list(lines)}
-        self.ship(Batch(events=[NewEvent("log", now(), payload)]))
+    def print(
+        self, *lines: str, rank: int = 0, levels: bool = True, at: datetime | None = None
+    ) -> None:
+        """``levels``: False prints as releases without levels did."""
+        payload: dict[str, Any] = {"rank": rank, "stream": "stdout", "lines": list(lines)}
+        if levels:
+            payload["levels"] = LevelReader().levels(lines)
+        self.ship(Batch(events=[NewEvent("log", at or now(), payload)]))
 
     def finish(self, state: str = "succeeded") -> None:
         with self.database.write() as tx:

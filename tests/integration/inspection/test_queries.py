@@ -485,28 +485,6 @@ def test_artifacts_are_attachments(ada: httpx2.Client, writer: Writer, home: Pat
         assert problem(ada.get(f"{base}/{name}"))[0] == 404, name
 
 
-def test_logs_come_as_text_and_as_json(ada: httpx2.Client, writer: Writer) -> None:
-    for number in range(300):
-        writer.print(f"line {number}", f"(.*)+ {number}", rank=number % 2)
-    path = f"/jobs/{writer.job.id}/logs"
-    text = ada.get(path)
-    assert text.headers["content-type"] == "text/plain; charset=utf-8"
-    assert len(text.text.splitlines()) == 600
-    assert ada.get(f"{path}?tail=3").text.splitlines() == ["(.*)+ 298", "line 299", "(.*)+ 299"]
-    assert len(ada.get(f"{path}?rank=1").text.splitlines()) == 300
-    assert len(ada.get(path, params={"grep": "(.*)+"}).text.splitlines()) == 300
-    assert ada.get(path, params={"grep": "line 7", "tail": "2", "rank": "1"}).text == (
-        "line 77\nline 79\n"
-    )
-    data = checked(ada.get(path, headers={"Accept": "application/json"}), inspection.PrintedList)
-    assert data["data"][0]["lines"] == ["line 0", "(.*)+ 0"]
-    last = text.headers["x-last-seq"]
-    assert ada.get(f"{path}?after={last}").text == ""
-    writer.print("more")
-    assert ada.get(f"{path}?after={last}").text == "more\n"
-    assert problem(ada.get(f"{path}?after=-1")) == (400, "invalid_cursor")
-
-
 def test_a_plot_is_drawn_with_nonfinite_values(ada: httpx2.Client, writer: Writer) -> None:
     path = f"/jobs/{writer.job.id}/plots"
     assert problem(ada.get(f"{path}/loss")) == (404, "metric_not_found")

@@ -319,6 +319,47 @@ def test_logs_are_followed_to_the_end_of_the_job(run: Run):
     assert run("logs", "job_1", "-f", "--rank", "0", routes=routes) == (0, "x\ny\n", "")
 
 
+def test_the_filters_of_a_log_are_those_of_the_request(run: Run):
+    asked: list[Request] = []
+
+    async def log(request: Request) -> Response:
+        asked.append(request)
+        return PlainTextResponse("a\u2028b\n", headers={"X-Last-Seq": "1"})
+
+    routes = [fixed("/jobs/job_1", answer(job())), Route("/api/v1/jobs/job_1/logs", log)]
+    given = ["--rank", "0", "--rank", "3", "--level", "warning", "--grep", "a|b", "--since", "10m"]
+    code, out, _ = run("logs", "job_1", *given, "--tail", "5", "--json", routes=routes)
+    assert (code, json.loads(out)) == (0, {"job": "job_1", "lines": ["a\u2028b"]})
+    assert asked[0].query_params.multi_items() == [
+        ("rank", "0"),
+        ("rank", "3"),
+        ("level", "warning"),
+        ("grep", "a|b"),
+        ("since", "10m"),
+        ("tail", "5"),
+    ]
+    code, _, said = run("logs", "job_1", "--level", "loud", routes=routes)
+    assert code == 2
+    assert "debug, info, warning, error" in said
+
+
+def test_a_filtered_log_is_followed(run: Run):
+    record = {"seq": 3, "type": "log", "rank": 1, "stream": "stderr", "lines": ["x", "y"]}
+    pages = [[record], [], []]
+
+    async def log(request: Request) -> Response:
+        found = listing(*pages.pop(0))
+        found.headers["X-Last-Seq"] = "3"
+        return found
+
+    ended = fixed("/jobs/job_1", answer(job(state="succeeded")))
+    routes = [ended, Route("/api/v1/jobs/job_1/logs", log)]
+    assert run("logs", "job_1", "-f", "--level", "info", routes=routes) == (0, "x\ny\n", "")
+    pages[:] = [[record], [], []]
+    _, out, _ = run("logs", "job_1", "-f", "--json", "--grep", "x", routes=routes)
+    assert json.loads(out) == record
+
+
 def test_a_metric_is_printed_with_its_steps(run: Run):
     columns = {"step": [0, 1], "values": {"loss": [0.1, "NaN"]}, "epoch": [0, 0]}
     routes = [

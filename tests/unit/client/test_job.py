@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import ml_dtypes
@@ -299,6 +300,75 @@ def test_logs_are_text(connect: Connect):
     client = connect(route("/jobs/job_1/logs", PlainTextResponse("hällo\n"), keep=asked))
     assert job_of(client).logs(rank=0, tail=5) == "hällo\n"
     assert dict(asked[0].query_params) == {"rank": "0", "tail": "5"}
+
+
+def text_page(text: str, **headers: str) -> PlainTextResponse:
+    named = {f"X-{name.replace('_', '-')}": value for name, value in headers.items()}
+    return PlainTextResponse(text, headers={"X-Last-Seq": "9"} | named)
+
+
+def test_a_log_of_several_responses_is_put_together(connect: Connect):
+    asked: list[Request] = []
+    pages = [text_page("a\n", Has_More="true", Last_Seq="4"), text_page("b\n")]
+    client = connect(route("/jobs/job_1/logs", *pages, keep=asked))
+    since = datetime(2026, 11, 25, 10, tzinfo=timezone(timedelta(hours=2)))
+    found = job_of(client).logs([0, 2], level="warning", grep="a|b", since=since)
+    assert found == "a\nb\n"
+    filters = [("rank", "0"), ("rank", "2"), ("level", "warning"), ("grep", "a|b")]
+    for request, after in zip(asked, ([], [("after", "4")]), strict=True):
+        *given, (name, at) = [
+            pair for pair in request.query_params.multi_items() if pair not in after
+        ]
+        assert (given, name, datetime.fromisoformat(at)) == (filters, "since", since)
+        assert [pair for pair in request.query_params.multi_items() if pair in after] == after
+
+
+def test_last_lines_of_several_responses_are_put_together(connect: Connect):
+    asked: list[Request] = []
+    pages = [
+        text_page("d\ne\n", Has_More="true", First_Seq="7"),
+        text_page("", Has_More="true", First_Seq="4"),
+        text_page("c\n", Has_More="true", First_Seq="2"),
+    ]
+    client = connect(route("/jobs/job_1/logs", *pages, keep=asked))
+    assert job_of(client).logs(tail=3, since="10m") == "c\nd\ne\n"
+    assert [dict(request.query_params) for request in asked] == [
+        {"since": "10m", "tail": "3"},
+        {"since": "10m", "tail": "1", "before": "7"},
+        {"since": "10m", "tail": "1", "before": "4"},
+    ]
+
+
+def printed(seq: int, *lines: str, more: str | None = None, seen: int = 9) -> Response:
+    record = {"seq": seq, "type": "log", "rank": 0, "stream": "stdout", "lines": list(lines)}
+    found = listing(*([record] if lines else []), next=more)
+    found.headers["X-Last-Seq"] = str(seen)
+    if more is not None:
+        found.headers["X-Has-More"] = "true"
+    return found
+
+
+def test_a_filtered_log_is_followed_to_the_end_of_the_job(connect: Connect):
+    asked: list[Request] = []
+    pages = [
+        printed(3, "a", "b", seen=5),  # the last lines
+        printed(6, "c", more="6", seen=6),
+        printed(7, "d", seen=8),
+        printed(8, seen=12),  # nothing in time
+        printed(13, "e", seen=13),
+        printed(14, seen=14),
+        printed(15, "f", seen=15),  # printed before the end that was seen
+    ]
+    client = connect(
+        route("/jobs/job_1/logs", *pages, keep=asked),
+        route("/jobs/job_1", answer(job(state="running")), answer(job(state="succeeded"))),
+    )
+    found = list(job_of(client).follow(level="info", tail=2))
+    assert found == list("abcdef")
+    given = [request.query_params.get("after") for request in asked]
+    assert given == [None, "5", "6", "8", "12", "13", "14"]
+    assert [request.query_params.get("tail") for request in asked[:2]] == ["2", None]
+    assert asked[1].headers["prefer"] == "wait=20"
 
 
 def test_a_job_is_cancelled_renamed_and_deleted(connect: Connect):

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from worker.attempt import logs
-from worker.attempt.logs import Log, clean
+from worker.attempt.logs import Log, Logs, clean
+from worker.processes.fork_server import STREAMS
 
 
 def lines(log: Log, **options: Any) -> list[str]:
@@ -76,3 +77,44 @@ def test_a_rank_that_prints_without_end_does_not_fill_the_disk(path: Path):
     assert tail is not None
     assert len(tail) <= 8192
     assert tail.endswith("last of 11")
+
+
+def test_each_rank_has_its_lines_limits_and_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "MAX_STREAM_BYTES", 40)
+    paths = {(rank, name): tmp_path / f"{rank}.{name}" for rank in (0, 2) for name in STREAMS}
+    held = Logs([Log(path, name, rank) for (rank, name), path in paths.items()])
+    append(paths[0, "stdout"], b"zero\n")
+    append(paths[2, "stderr"], b"ERROR: two\n" + b"x" * 29 + b"\n" + b"lost\nlast\n")
+    found = held.read(final=True)
+    assert [event.payload for event in found] == [
+        {"rank": 0, "stream": "stdout", "lines": ["zero"], "levels": ["info"]},
+        {
+            "rank": 2,
+            "stream": "stderr",
+            "lines": ["ERROR: two"],
+            "levels": ["error"],
+        },
+        {"rank": 2, "stream": "stderr", "lines": ["x" * 29], "levels": ["info"]},
+        {"what": "bytes of stderr of rank 2", "count": 11},
+    ]
+    assert held.tail(0) is None
+    assert held.tail(2) == "ERROR: two\n" + "x" * 29 + "\nlost\nlast"
+    assert held.tail() == held.tail(2)
+
+
+def test_a_traceback_that_is_read_in_two_pieces_is_an_error(path: Path):
+    log = Log(path, "stderr", 3)
+    append(path, b"before\nTraceback (most recent call last):\n")
+    append(path, b"  File")
+    first = log.read()
+    append(path, b" x\nKeyError: 1\nafter\n")
+    levels = [level for event in (*first, *log.read()) for level in event.payload["levels"]]
+    assert levels == ["info", "error", "error", "error", "info"]
+
+
+def test_an_event_is_of_limited_size_at_the_end_too(path: Path):
+    append(path, b"0123456789abcde\n" * 65536)
+    events = Log(path, "stdout").read(final=True)
+    assert len(events) == 16
+    assert sum(len(event.payload["lines"]) for event in events) == 65536
+    assert all(len(event.payload["lines"]) == len(event.payload["levels"]) for event in events)

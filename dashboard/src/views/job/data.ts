@@ -144,6 +144,7 @@ export function useGrowing<T, A>(job: Job, key: string, first: A, read: (cursor:
       .then(() => Object.assign(mine, { asked: seen, busy: false }))
       .catch((problem: Problem) => {
         if (cursor.current === mine) setState((was) => ({ ...was, problem, loading: false }));
+        if (problem.status === 422) return; // the same request is refused again
         setTimeout(() => {
           mine.busy = false;
           if (cursor.current === mine) setState((was) => ({ ...was }));
