@@ -69,6 +69,8 @@ class StopReason:
     stalled_s: float | None = None
     """For how long it made no progress, if its spec says to stop it for that."""
     on_stall: Literal["restart", "fail"] = "restart"
+    stalled_rank: int | None = None
+    """The process that kept the others waiting, if it is known."""
 
     @property
     def how(self) -> Literal["cancelled", "paused", "interrupted"] | None:
@@ -173,7 +175,9 @@ def _by_pressure(
         return JobEnded("failed", "timeout", error.as_dict())
     if pressed.stalled_s is not None:
         reason = f"it made no progress for {pressed.stalled_s:.0f} s"
-        error = Stalled(f"The job was stopped: {reason}.").as_dict()
+        if pressed.stalled_rank is not None:
+            reason = f"{reason}: rank {pressed.stalled_rank} hung or was stopped"
+        error = Stalled(f"The job was stopped: {reason}.", rank=pressed.stalled_rank).as_dict()
         if pressed.on_stall == "fail":
             return JobEnded("failed", "stalled", error)
         return AttemptEnded("stalled", reason, error)

@@ -86,6 +86,7 @@ class Supervisor:
         self._folding = Folding(context.database, claim)
         self._span = Span(None)
         self.has_ended_job = False
+        self._stalled_rank: int | None = None
         self._cause = 0
         """The rank that decided how the attempt ended."""
         self._unreadable: str | None = None
@@ -167,6 +168,7 @@ class Supervisor:
             if backpressure.is_stopped:
                 self._watchdog.reset()
             if (stalled := self._watchdog.check(store.sorter.step)) is not None:
+                self._stalled_rank = rank.suspect()
                 store.note(stalled)
             how = self._pressed.how
             if how is None:
@@ -198,6 +200,7 @@ class Supervisor:
             timeout_s=self._watchdog.exceeded_s,
             stalled_s=self._watchdog.stalled_s,
             on_stall="fail" if self._watchdog.on_stall == "fail" else "restart",
+            stalled_rank=self._stalled_rank,
         )
 
     def _close(self, end: JobEnded | AttemptEnded) -> None:

@@ -4,12 +4,14 @@ Process 0 gets the requests. If a process fails, the others cannot continue: the
 one that failed first is the cause.
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import structlog
 
 from glasshouse.processes import Identity
@@ -102,6 +104,18 @@ class Ranks:
         found.sort(key=lambda one: one.end is not None)
         failed = [one for one in self._ended.values() if one.has_failed]
         return next(iter([*found, *failed]), self._ended[0])
+
+    def suspect(self) -> int | None:
+        """Return the process that keeps the others waiting, if the system says which.
+
+        That is one that was stopped by a signal, or hangs in a system call.
+        """
+        for wanted in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP):
+            for number, rank in enumerate(self._ranks):
+                with contextlib.suppress(psutil.Error):
+                    if psutil.Process(rank.identity.pid).status() == wanted:
+                        return number
+        return None
 
     def _end_others(self) -> None:
         """End the remaining processes some time after one has failed, or process 0 has ended."""

@@ -48,9 +48,7 @@ def test_a_killed_process_ends_the_others_and_the_job_resumes(rank: int, harness
     os.kill(first[rank], signal.SIGKILL)
     harness.wait_runs_again(job_id)
     assert kinds(harness, job_id)[0] == "killed_from_outside"
-    assert f"rank {rank} ended" in (harness.attempts(job_id)[0].reason or "")
     assert are_gone(first)
-    harness.wait_more(job_id)
     steps = harness.steps(job_id)
     assert steps == [*range(len(steps))]
 
@@ -115,10 +113,13 @@ def test_a_cancelled_job_ends_in_all_processes(harness: Harness):
 
 @pytest.mark.shared_worker
 def test_what_each_process_prints_is_logged_under_its_number(harness: Harness):
-    """gloo prints nothing; a warning of torch would. Here a stopped job prints its failure."""
+    """Process 0 is killed and prints nothing; process 1 prints that it has lost it."""
     job_id = harness.submit(endless(harness.dataset(), **TWO, retry={"max_restarts": 0}))
     harness.wait_step(job_id, 5)
     os.kill(harness.rank_pid(job_id, rank=0), signal.SIGKILL)
     harness.wait(job_id)
-    lines = {one["rank"]: one["lines"] for one in harness.payloads(job_id, "log")}
-    assert any("peer_lost" in line or "peer" in line for line in lines[1]), lines
+    lines = [
+        (one["rank"], line) for one in harness.payloads(job_id, "log") for line in one["lines"]
+    ]
+    assert any(rank == 1 and "Connection" in line for rank, line in lines), lines
+    assert not any(rank == 0 for rank, _ in lines), lines
