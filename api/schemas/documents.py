@@ -125,8 +125,8 @@ class Job(Document):
     parent: str | None
     devices: list[JobDevice]
     ranks: list[JobRank]
-    """The processes that train the network, while the job has devices. Afterwards, ``error.rank``
-    names the process that failed first."""
+    """The processes that train the network, of the newest attempt. ``error.rank`` names the one that
+    failed first."""
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]
     """The last, min and max value of each metric."""

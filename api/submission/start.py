@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from glasshouse.spec.parallel import num_processes
+
 _OF_THE_RUN = (
     "/seed",
     "/network",
@@ -25,8 +27,15 @@ them."""
 
 def what_differs(base: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
     """Return pointers to the fields in which a job differs from the run that it would continue."""
-    said, mine = _comparable(base), _comparable(spec)
+    said, mine = _comparable(_with_global_batch(base)), _comparable(_with_global_batch(spec))
     return [pointer for pointer in _OF_THE_RUN if _at(said, pointer) != _at(mine, pointer)]
+
+
+def _with_global_batch(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec whose batch size is that of all processes: their number does not matter."""
+    data: dict[str, Any] = dict(spec.get("data") or {})
+    whole = data.pop("global_batch_size", None) or data.get("batch_size", 0) * num_processes(spec)
+    return {**spec, "data": {**data, "batch_size": whole}}
 
 
 def _comparable(spec: Any) -> Any:

@@ -72,8 +72,12 @@ class TrainOptions(JobOptions, total=False):
     seconds: float
     early: Any
     """Early stopping: ``{"metric", "mode", "patience", "min_delta"}``."""
+    parallel: Any
+    """``{"strategy": "data", "processes"}``: several processes that train the network together."""
     batch_size: int
-    """Rows per batch. Default: 32."""
+    """Rows per batch and process. Default: 32."""
+    global_batch_size: int
+    """Rows per batch of all processes, instead of ``batch_size``."""
     drop_last: bool
     shuffle: Any
     """``{"enabled", "buffer_size", "min_buffer_size"}``."""
@@ -123,6 +127,7 @@ _UNCHANGED = (
         "labels",
         "priority",
         "devices",
+        "parallel",
         "probes",
         "checkpoint",
         "guards",
@@ -140,12 +145,27 @@ _UNCHANGED = (
     *("deterministic", "grad_clip", "accumulate"),
     *("retry", "timeout_s", "stall_timeout_s", "on_stall", "init"),
 )
+_SIZES = ("batch_size", "global_batch_size")
 _LIMITS = ("epochs", "steps", "seconds")
 _TYPED = ("scheduler", "average")
 _BATCHES = (
-    *("batch_size", "drop_last", "shuffle", "sequence", "windows", "on_bad_row"),
+    *(
+        "batch_size",
+        "global_batch_size",
+        "drop_last",
+        "shuffle",
+        "sequence",
+        "windows",
+        "on_bad_row",
+    ),
     *("bucket_by_length", "cache", "workers", "interleave"),
 )
+
+
+def _sized(data: Document, options: TrainOptions) -> Document:
+    """Add the default batch size, unless a size is given."""
+    is_given = any(data.get(name) or options.get(name) for name in _SIZES)
+    return data if is_given else {"batch_size": 32, **data}
 
 
 def as_document(value: Any) -> Any:
@@ -212,7 +232,7 @@ def train_spec(network: Network, data: Document, options: TrainOptions) -> Docum
         "network": described,
         "loss": _loss(options.get("loss"), graph, target, data["fields"]),
         "optimizer": _typed(options.get("optimizer", "Adam")),
-        "data": {"batch_size": 32, **data, **_given(options, _BATCHES), **_normalize(options)},
+        "data": {**_sized(data, options), **_given(options, _BATCHES), **_normalize(options)},
         "stop": _stop(options),
     }
     found: Any = spec["loss"]

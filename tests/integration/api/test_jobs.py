@@ -309,6 +309,18 @@ def test_a_device_that_no_worker_has_is_refused(
             answer = api.post("/api/v1/jobs", json=spec | {"devices": devices})
             assert (answer.status_code, answer.json()["code"]) == (422, "device_unavailable")
             assert answer.json()["errors"][0]["pointer"] == pointer
+        several = {"strategy": "data", "processes": 2}
+        for devices, processes, pointer in (
+            ({"type": "cpu", "threads": 2}, 2, "/devices/threads"),
+            ({"type": "cpu"}, 3, "/parallel/processes"),
+            ({"type": "cuda", "ids": [1, 2]}, 2, "/devices"),
+        ):
+            body = spec | {"devices": devices, "parallel": several | {"processes": processes}}
+            answer = api.post("/api/v1/jobs", json=body)
+            assert (answer.status_code, answer.json()["code"]) == (422, "device_unavailable")
+            assert answer.json()["errors"][0]["pointer"] == pointer
+        fits = spec | {"devices": {"type": "cpu", "threads": 1}, "parallel": several}
+        assert made(api, fits)["warnings"] == []
         assert made(api, spec | {"devices": {"type": "cpu", "threads": 2}})["warnings"] == []
         plan = api.post("/api/v1/plan", json=spec).json()
         placed = [entry for entry in plan["devices"] if entry["worker"] == "host-a"]

@@ -50,7 +50,7 @@ def test_a_killed_process_ends_the_others_and_the_job_resumes(rank: int, harness
     assert kinds(harness, job_id)[0] == "killed_from_outside"
     assert are_gone(first)
     steps = harness.steps(job_id)
-    assert steps == [*range(len(steps))]
+    assert sorted(set(steps)) == [*range(max(steps) + 1)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

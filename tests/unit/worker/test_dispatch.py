@@ -59,6 +59,26 @@ def test_a_number_means_exactly_that_device():
     assert one(Need("cuda", ids=(2,)), slots) is None
 
 
+def test_a_job_gets_all_the_devices_that_it_lists_or_none():
+    slots = [cuda("a", 0), cuda("a", 1), cuda("b", 1), cuda("b", 2, free=False), cuda("b", 3)]
+    need = Need("cuda", ids=(3, 1), processes=2)
+    assert one(need, slots) == Choice("j", "b", ("cuda:1", "cuda:3"))
+    assert one(Need("cuda", ids=(2, 1), processes=2), slots) is None
+    assert one(Need("cuda", processes=3), slots) is None
+    assert one(Need("cuda", processes=2), slots) is not None
+
+
+def test_a_job_of_several_processes_gets_cores_for_each():
+    assert one(Need("cpu", threads=2, processes=3), cores("w", 6)) is not None
+    assert one(Need("cpu", threads=2, processes=3), cores("w", 5)) is None
+    half = one(Need("cpu", processes=3), cores("w", 16))
+    assert half is not None
+    assert len(half.devices) == 6  # of half the cores, the same number for each
+    least = one(Need("cpu", processes=2), cores("w", 2))
+    assert least is not None
+    assert len(least.devices) == 2
+
+
 def test_a_job_for_one_worker_runs_on_no_other():
     slots = cores("a", 4) + cores("b", 4, busy=4)
     assert one(Need("cpu", threads=1, worker="b"), slots) is None

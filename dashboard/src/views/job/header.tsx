@@ -76,6 +76,7 @@ function Facts({ job }: { job: Job }) {
       {job.paused_s > 0 && <Fact name="of which paused">{duration(job.paused_s)}</Fact>}
       <Fact name="attempt">{job.attempt || "none yet"}</Fact>
       {job.devices.length > 0 && <Fact name={job.devices.length === 1 ? "device" : "devices"}>{job.devices.map((one) => `${one.id} on ${one.worker}`).join(", ")}</Fact>}
+      {job.ranks.length > 1 && <Fact name="processes">{job.ranks.length}</Fact>}
       {job.priority !== 0 && <Fact name="priority">{job.priority}</Fact>}
       {job.parent && <Fact name="parent"><a href={`/jobs/${job.parent}`}>{job.parent}</a></Fact>}
       {cost && <Fact name="watching overhead">{costText(num(cost.fraction), cost.budget, num(cost.unbudgeted ?? null))}</Fact>}

@@ -18,7 +18,7 @@ const SECTIONS: readonly [title: string, names: readonly string[]][] = [
   ["Training", ["loss", "optimizer", "scheduler", "grad_clip"]],
   ["Stopping and evaluation", ["stop", "evaluate", "metrics"]],
   ["Probes", ["probes"]],
-  ["Devices and precision", ["devices", "precision", "accumulate", "deterministic", "grad_scaler", "memory_format", "tune"]],
+  ["Devices and precision", ["devices", "parallel", "precision", "accumulate", "deterministic", "grad_scaler", "memory_format", "tune"]],
 ];
 const SORTED = new Set(SECTIONS.flatMap(([, names]) => names));
 const OTHERS = "Other fields";
