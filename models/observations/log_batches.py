@@ -10,7 +10,7 @@ from models.observations.events import LoggedEvent
 from models.tables import Event
 
 BATCH = 64
-"""Events per batch. Each has the lines of at most 64 KiB, except the last ones of old attempts."""
+"""Events per batch. Each has the lines of at most 64 KiB, of earlier releases more."""
 WINDOW = 20_000
 """Numbers that a statement covers: there may be millions of other events between two of a log."""
 

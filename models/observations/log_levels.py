@@ -51,7 +51,10 @@ _INNER = re.compile(
     r"|Exception raised from |frame #\d+: |Thread 0x|Current thread 0x|Extension modules: "
 )
 """Lines of a traceback besides that of the exception."""
-_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)|terminate called |Segmentation fault")
+_ERROR = re.compile(
+    r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)|glasshouse\.errors\.[\w.]+: "
+    r"|terminate called |Segmentation fault"
+)
 
 
 class LevelReader:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api.app_state import AppState, AppStateDep
@@ -29,8 +30,27 @@ router = APIRouter(prefix="/api/v1", tags=["inside"])
 FORMATS = {"text/plain": "text", "application/json": "json"}
 MAX_RANK = 1_000_000
 _RANK = re.compile(r"[0-9]{1,7}", re.ASCII)
-Cursor = Annotated[str | None, Query(max_length=30, description="Only output after this event.")]
+Ranks = Annotated[
+    list[str] | None,
+    Query(max_length=20, description="Only lines of these ranks, separated by commas."),
+]
+Level = Annotated[LogLevel | None, Query(description="Only lines of this level and above.")]
+Pattern = Annotated[
+    str | None,
+    Query(max_length=1000, description="Only lines that match this regular expression (RE2)."),
+]
+Since = Annotated[
+    str | None,
+    Query(
+        max_length=60,
+        description="Only lines since this time: ISO 8601, or how long ago (`10m`, `2h30m`).",
+    ),
+]
+After = Annotated[str | None, Query(max_length=30, description="Only output after this event.")]
 Before = Annotated[str | None, Query(max_length=30, description="Only output before this event.")]
+Tail = Annotated[
+    int | None, Query(ge=1, le=1_000_000, description="Only this many of the last lines.")
+]
 
 
 @router.get(
@@ -46,29 +66,13 @@ async def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     app_state: AppStateDep,
     caller: Read,
     job: JobId,
-    rank: Annotated[
-        list[str] | None,
-        Query(max_length=20, description="Only lines of these ranks, separated by commas."),
-    ] = None,
-    level: Annotated[
-        LogLevel | None, Query(description="Only lines of this level and above.")
-    ] = None,
-    grep: Annotated[
-        str | None,
-        Query(max_length=1000, description="Only lines that match this regular expression (RE2)."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        Query(
-            max_length=60,
-            description="Only lines since this time: ISO 8601, or how long ago (`10m`, `2h30m`).",
-        ),
-    ] = None,
-    after: Cursor = None,
+    rank: Ranks = None,
+    level: Level = None,
+    grep: Pattern = None,
+    since: Since = None,
+    after: After = None,
     before: Before = None,
-    tail: Annotated[
-        int | None, Query(ge=1, le=1_000_000, description="Only this many of the last lines.")
-    ] = None,
+    tail: Tail = None,
     prefer: Waited = None,
 ) -> Response:
     """Text, or JSON by `Accept`. Filters apply to lines, before `tail`.
@@ -80,12 +84,9 @@ async def get_logs(  # noqa: PLR0913 (each is a parameter of the request)
     """
     del prefer  # read by `waiting`; declared here for the OpenAPI document
     form = negotiation.choose(request, FORMATS)
-    wanted = LineFilter(
-        ranks=_ranks(rank),
-        level=level,
-        search=None if not grep else compiled("grep", grep),
-        since=None if since is None else time_of("since", since, now()),
-    )
+    at = None if since is None else time_of("since", since, now())
+    search = await run_in_threadpool(compiled, "grep", grep) if grep else None
+    wanted = LineFilter(_ranks(rank), level, search, at)
     wait_s = waiting.preferred_wait(request)
     reader = _Reader(
         app_state, request, (job, caller.sees), wanted, _Part(after, before, tail), form

@@ -253,7 +253,6 @@ def test_what_fits_no_answer_is_continued(
 def test_a_log_between_many_other_events_is_read_in_windows(
     database: Database, printer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_batches, "WINDOW", 7)
     printer.print("first")
     printer.ship(
         Batch(events=[NewEvent("probe", now(), {"probe": "p", "action": "x"}) for _ in range(50)])
@@ -263,12 +262,14 @@ def test_a_log_between_many_other_events_is_read_in_windows(
     with database.read() as tx:
         last = jobs.get(tx, printer.job.id, None).last_seq
     within = Range(printer.job.id, 0, last)
-    found = log_search.lines_after(database.read, within, LineFilter(), "text")
-    assert (b"".join(found.parts), found.is_complete) == (b"first\nsecond\nthird\n", True)
-    for num in (1, 2, 3, 4):
-        tail = log_search.last_lines(database.read, within, LineFilter(), "text", num)
-        assert b"".join(tail.parts).split(b"\n")[:-1] == [b"first", b"second", b"third"][-num:]
-        assert tail.is_complete
+    for window in (1, 2, 3, 7, 100):
+        monkeypatch.setattr(log_batches, "WINDOW", window)
+        found = log_search.lines_after(database.read, within, LineFilter(), "text")
+        assert (b"".join(found.parts), found.is_complete) == (b"first\nsecond\nthird\n", True)
+        for num in (1, 2, 3, 4):
+            tail = log_search.last_lines(database.read, within, LineFilter(), "text", num)
+            assert b"".join(tail.parts).split(b"\n")[:-1] == [b"first", b"second", b"third"][-num:]
+            assert tail.is_complete
 
 
 def test_a_pattern_that_is_too_slow_for_one_event_is_refused(

@@ -132,6 +132,9 @@ def test_a_failed_job_says_where_and_shows_the_log(harness: Harness):
     assert job.error is not None
     assert job.error["category"] in ("data", "spec")
     assert job.error["log_tail"]
+    (printed,) = harness.payloads(job.id, "log")
+    assert printed["lines"][-1].startswith("glasshouse.errors.run.DataFailed: ")
+    assert (printed["rank"], printed["stream"], printed["levels"][-1]) == (0, "stderr", "error")
 
 
 @pytest.mark.shared_worker

@@ -37,6 +37,7 @@ STATED: list[tuple[LogLevel, str]] = [
     ("warning", "UserWarning: hello"),
     ("warning", "/a/b c/d.py:12: torch.jit.TracerWarning: hello"),
     ("error", "torch.OutOfMemoryError: CUDA out of memory"),
+    ("error", "glasshouse.errors.run.DataFailed: row 0 of split 'train' has 1 in column 'y'"),
     ("error", "terminate called after throwing an instance of 'c10::Error'"),
     ("info", ""),
     ("info", "information about it"),
