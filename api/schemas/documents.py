@@ -125,7 +125,7 @@ class Job(Document):
     parent: str | None
     devices: list[JobDevice]
     ranks: list[JobRank]
-    """The processes that train the network, of the newest attempt. ``error.rank`` names the one that
+    """The processes that train the network, of the newest attempt. ``error.rank`` is the one that
     failed first."""
     progress: dict[str, Any] | None
     summary: dict[str, dict[str, Number | None]]

@@ -1,4 +1,4 @@
-"""A hand-written DistributedDataParallel loop, for torchrun: what `bench.training.parallel` compares.
+"""A hand-written DistributedDataParallel loop for torchrun, for `bench.training.parallel`.
 
 It trains the network of that benchmark on the same rows, reports the loss of each step over all
 processes as a job does, and prints the seconds of a step.

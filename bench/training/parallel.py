@@ -1,4 +1,4 @@
-"""Compares two processes (``parallel`` ``data``) with one, and with hand-written DDP under torchrun.
+"""Compares two processes (``parallel`` ``data``) with one, and with hand-written DDP (torchrun).
 
 The sides take turns; each runs in processes of its own with one thread each, on random rows. Prints
 one JSON line for each network: seconds per step, and the medians of the ratios of the rounds. The
