@@ -25,7 +25,7 @@ export function Logs({ job }: { job: Job }) {
   const [filters, stream] = [filtersOf(query), query.get("stream")];
   const [follow, setFollow] = useState(!ended(job));
   const { items: lines, problem, loading } = useLines(job, filters, all);
-  const ranks = useSeen(lines, filters.rank);
+  const ranks = useSeen(lines, filters.rank, job.ranks);
   const shown = stream ? lines.filter((one) => one.stream === stream) : lines;
   const cut = !all && lines.length >= TAIL;
   const isFiltered = filters.search || filters.level || filters.since || filters.rank || stream;
@@ -120,8 +120,9 @@ function flat(printed: readonly Printed[]): Line[] {
 }
 
 /** Every rank seen so far, so that selecting one does not remove the others. */
-function useSeen(lines: readonly Line[], rank: string | null): number[] {
+function useSeen(lines: readonly Line[], rank: string | null, known: Job["ranks"]): number[] {
   const seen = useRef(new Set<number>());
+  for (const one of known) seen.current.add(one.rank);
   if (rank !== null) seen.current.add(+rank);
   for (const one of lines) seen.current.add(one.rank);
   return [...seen.current].sort((a, b) => a - b);
