@@ -177,6 +177,8 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
         raise SpecRefused("\n".join(f"{p.pointer}: {p.detail}" for p in told)) from None
     if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
         raise SpecRefused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
+    if isinstance(parsed, TrainJob) and parsed.processes > 1:
+        raise SpecRefused(f"/parallel/processes: {_ONE_PROCESS}")
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
     return {

@@ -161,6 +161,17 @@ class PlannedDevice(Document):
     free: bool
 
 
+class PlannedSharing(Document):
+    """How several processes share a training."""
+
+    strategy: Literal["data"]
+    processes: int
+    global_batch_size: int
+    """Rows of a batch of all processes."""
+    exchanged_bytes: int
+    """What each process sends in a step, if torch sums the gradients in a ring."""
+
+
 class Plan(BaseModel):
     """What a job would do."""
 
@@ -172,6 +183,9 @@ class Plan(BaseModel):
     parameters: int
     flops: int | None
     memory: dict[str, int]
+    """Bytes by what they are for, of each process."""
+    parallel: PlannedSharing | None
+    """How several processes share the training. Null: there is one process."""
     probes: list[dict[str, JsonValue]]
     num_steps: int | None
     devices: list[PlannedDevice]

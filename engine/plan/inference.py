@@ -47,6 +47,7 @@ def plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict
         "spec": spec.model_copy(update=update).model_dump(mode="json"),
         **table(traced),
         "memory": memory(traced, traced.network(), 0, data_bytes=data_bytes, training=False),
+        "parallel": None,
         "probes": [],
         "num_steps": -(-num_rows // size),
         "warnings": [item.as_dict() for item in findings.warnings],

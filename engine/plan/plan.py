@@ -154,10 +154,29 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
             keeps_gradients=spec.accumulate > 1,
             waiting_bytes=waiting_bytes(resolved, batch_plan.pace, batch),
         ),
+        "parallel": _shared(spec, network),
         "probes": probes,
         "num_steps": batch_plan.num_steps,
         "sequences": batch_plan.sequences(),
         "warnings": [item.as_dict() for item in findings.warnings],
+    }
+
+
+def _shared(spec: TrainJob, network: nn.Module) -> dict[str, Any] | None:
+    """Return how several processes share the training; None: there is one.
+
+    ``exchanged_bytes``: what each process sends in a step, if torch sums the gradients in a ring.
+    ``memory`` of a plan is that of each process.
+    """
+    processes = spec.processes
+    if processes == 1:
+        return None
+    gradients = sum(item.nbytes for item in network.parameters() if item.requires_grad)
+    return {
+        "strategy": spec.parallel.strategy,
+        "processes": processes,
+        "global_batch_size": spec.global_batch_size,
+        "exchanged_bytes": 2 * (processes - 1) * gradients // processes,
     }
 
 
@@ -226,6 +245,9 @@ def _check_metrics(
     findings.stop()
     judged = spec.data.validation or spec.data.whole
     num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
+    if spec.data.validation is not None and num_rows < spec.processes:
+        detail = f"{num_rows} rows cannot be shared by {spec.processes} processes: give at least"
+        findings.problem("/data/validation", f"{detail} a row for each", "too_few_rows")
     series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
     findings.stop()
     return series

@@ -12,7 +12,17 @@ from safetensors.torch import load_file
 
 from glasshouse.events import is_upkeep
 from tests.unit.engine.processes import finish, fork_server_in, run_processes, start
-from tests.unit.engine.runs import captured, losses, of_type, run, spec, write_table
+from tests.unit.engine.runs import (
+    DIGITS_META,
+    captured,
+    errors,
+    losses,
+    of_type,
+    planned,
+    run,
+    spec,
+    write_table,
+)
 from worker.processes.fork_server import ForkServerClient
 
 pytestmark = pytest.mark.long
@@ -310,3 +320,23 @@ def test_a_job_resumes_with_another_number_of_processes(first, second, server, d
         assert all(torch.equal(mine[name], item) for name, item in theirs.items())
     else:
         assert losses(rest) == pytest.approx(losses(whole)[7:], rel=1e-5)
+
+
+def test_the_plan_says_what_processes_share():
+    flat, last = {"name": "flat", "type": "Flatten"}, SMOOTH[-1]
+    several, alone = pair(4, network=network(flat, last))
+    assert planned(alone)["parallel"] is None
+    assert planned(several)["parallel"] == {
+        "strategy": "data",
+        "processes": 4,
+        "global_batch_size": 64,
+        "exchanged_bytes": 2 * 3 * 4 * (64 * 10 + 10) // 4,  # a ring of four, float32
+    }
+    memory = [planned(job)["memory"]["activations_bytes"] for job in (several, alone)]
+    assert memory[0] < memory[1] / 2
+
+
+def test_fewer_validation_rows_than_processes_are_refused():
+    several, _ = pair(4, data=VALIDATION)
+    few = {**DIGITS_META, "splits": {"train": 300, "test": 3}}
+    assert "3 rows" in errors(several, few)["/data/validation"]
