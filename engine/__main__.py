@@ -42,6 +42,7 @@ from glasshouse.spec.labels import text_labels, with_values
 from glasshouse.unpickling import seal_pickle
 
 _TELL_S = 0.5
+_NO_PROCESSES = "the service starts several processes; here there is one: remove parallel"
 _ONE_PROCESS = "halve_batch takes a new process, which the service starts; here choose fail"
 
 
@@ -178,7 +179,7 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
         raise SpecRefused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
     if isinstance(parsed, TrainJob) and parsed.processes > 1:
-        raise SpecRefused(f"/parallel/processes: {_ONE_PROCESS}")
+        raise SpecRefused(f"/parallel/processes: {_NO_PROCESSES}")
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
     return {
