@@ -99,6 +99,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "args": {"ignore_index": 3},
         }
     },
+    "streamed rows": {"data": {"shuffle": {"buffer_size": 128}}, "stop": {"steps": 20}},
+    "activation checkpointing": {
+        "activation_checkpointing": ["conv1", "pool1", "flat"],
+        "stop": {"steps": 20},
+    },
+    "augmentation": {
+        "data": {
+            "fields": {
+                "image": {
+                    "type": "dense",
+                    "augment": [{"type": "RandomCrop", "args": {"padding": 1}}],
+                },
+                "label": {"type": "integer", "dim": 10},
+            }
+        },
+        "stop": {"steps": 20},
+    },
     "sum": {
         "loss": {
             "type": "CrossEntropyLoss",
@@ -116,14 +133,74 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize(
+    ("num", "variant"),
+    [*((2, variant) for variant in VARIANTS), (4, "sgd"), (4, "ignored targets")],
+)
 def test_the_losses_are_those_of_one_process(num, variant, server, digits, tmp_path):
     more = copy.deepcopy(VARIANTS[variant])
     more["metrics"] = [{"type": "accuracy", "inputs": ["fc", "label"]}]
-    several, alone = pair(num, data=VALIDATION, **more)
+    data = {**VALIDATION, **more.pop("data", {})}
+    several, alone = pair(num, data=data, **more)
     found = run_processes(server, tmp_path / "a", several, digits)
     assert_same_losses(found, run(tmp_path / "b", alone, digits))
+
+
+EMBEDDING = {"type": "Embedding", "args": {"embedding_dim": 8, "num_embeddings": 50}}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "sparse gradients": {
+        "layers": [
+            {"name": "emb", **EMBEDDING, "inputs": ["tok"]},
+            {"name": "pool", "type": "SequencePool", "args": {"mode": "average"}},
+            {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+        ]
+    },
+    "transformer": {
+        "type": "preset",
+        "preset": "transformer_classifier",
+        "args": {"text": "tok", "dropout": 0.0, "num_classes": 10, "max_length": 12},
+    },
+}
+NETWORKS["sparse gradients"]["layers"][0]["args"] = {**EMBEDDING["args"], "sparse": True}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_over_tokens_learn_as_in_one_process(name, server, tmp_path):
+    generator = np.random.default_rng(0)
+    columns = {
+        "tok": generator.integers(0, 50, (300, 12)),
+        "label": generator.integers(0, 10, 300),
+    }
+    table = write_table(tmp_path / "t", columns, {"train": slice(0, 300)})
+    fields = {"tok": {"type": "integer_sequence", "dim": 50}}
+    fields["label"] = {"type": "integer", "dim": 10}
+    several, alone = pair(
+        2,
+        network=NETWORKS[name],
+        optimizer={"type": "SGD", "args": {"lr": 0.1}},
+        data={"fields": fields},
+    )
+    found = run_processes(server, tmp_path / "a", several, table)
+    assert_same_losses(found, run(tmp_path / "b", alone, table))
+
+
+def test_each_process_normalizes_its_own_rows_and_process_0_evaluates(server, digits, tmp_path):
+    """Batch normalization: the first loss is that of two halves, each normalized by itself."""
+    layers = [SMOOTH[0], {"name": "bn", "type": "BatchNorm2d"}, *SMOOTH[1:]]
+    several, alone = pair(2, network=network(*layers), data=VALIDATION, stop={"steps": 5})
+    found = run_processes(server, tmp_path / "a", several, digits)
+    halves = run(tmp_path / "b", alone, digits, parts=2)
+    assert losses(found)[0] == pytest.approx(losses(halves)[0], rel=1e-6)
+    whole = run(tmp_path / "c", alone, digits)
+    assert losses(found)[0] != pytest.approx(losses(whole)[0], rel=1e-6)
+    [judged] = [
+        item["values"]["validation/loss"]
+        for item in of_type(found, "metrics")
+        if "validation/loss" in item["values"]
+    ]
+    saved = weights(tmp_path / "a", 5)
+    assert float(saved["bn.num_batches_tracked"]) == 5
+    assert np.isfinite(judged)
 
 
 def test_a_step_of_two_processes_is_that_of_two_micro_batches_bit_for_bit(server, digits, tmp_path):
