@@ -417,3 +417,12 @@ def test_fewer_validation_rows_than_processes_are_refused():
     several, _ = pair(4, data=VALIDATION)
     few = {**DIGITS_META, "splits": {"train": 300, "test": 3}}
     assert "3 rows" in errors(several, few)["/data/validation"]
+
+
+def test_each_row_of_an_evaluation_counts_once(server, digits, tmp_path):
+    """65 rows in batches of 64: the last row is in one process, and in no other."""
+    metrics = [{"type": "accuracy", "inputs": ["fc", "label"]}]
+    data = {"validation": {"dataset": "ds_1", "split": "test", "fraction": [0, 0.675]}}
+    several, alone = pair(4, data=data, metrics=metrics, stop={"steps": 5})
+    found = run_processes(server, tmp_path / "a", several, digits)
+    assert_same_losses(found, run(tmp_path / "b", alone, digits))
