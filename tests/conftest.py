@@ -18,6 +18,10 @@ from tests.running import Postgres, connected, database_of
 
 settings.register_profile("ours", deadline=None)  # being late on a busy machine is not a failure
 settings.load_profile("ours")
+if os.environ.get("ENGINE_DEVICE") == "simulated":
+    from tests.accelerator.simulated import module
+
+    module.draw_as_host()
 IN_CI = os.environ.get("CI") == "true"
 # A shell makes background processes ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
