@@ -3,13 +3,16 @@
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.training.failures import StepFailed, classify
 from glasshouse.errors import DataFailed, OutOfMemory
+from tests.accelerator.exclusions import EXCLUDED, reason_for
 
+ENGINE_TESTS = Path(__file__).parents[1] / "unit" / "engine"
 DEVICE = torch.device("simulated", 0)
 OTHER = torch.device("simulated", 1)
 module = torch.get_device_module("simulated")
@@ -121,7 +124,7 @@ def test_a_device_goes_on_between_two_questions_of_the_host():
     "read",
     [
         lambda x: x.numpy(),
-        lambda x: memoryview(x),
+        memoryview,
         lambda x: torch.frombuffer(x, dtype=torch.float32),
     ],
 )
@@ -285,3 +288,16 @@ def test_it_can_draw_what_the_cpu_draws():
         torch.manual_seed(6)
         found = [drawn(DEVICE), drawn(DEVICE)]
         assert all(torch.equal(x, y.cpu()) for x, y in zip(expected, found, strict=True))
+
+
+# --- what does not run on it ---------------------------------------------------------------------
+
+
+def test_each_excluded_test_exists():
+    for start in EXCLUDED:
+        file, _, test = start.partition("::")
+        text = (ENGINE_TESTS / file).read_text()
+        name, _, _ = test.partition("[")
+        assert f"def {name}" in text or not name, start
+    assert reason_for("tests/unit/engine/test_killed.py::test_any") is not None
+    assert reason_for("tests/unit/engine/test_training.py::test_any") is None
