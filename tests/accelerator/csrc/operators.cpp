@@ -49,6 +49,9 @@ void run_kernel(
 }
 
 void deliver(const std::string& name, const IValue& result, const IValue& target) {
+  if (result.isTensor() && !result.toTensor().defined()) {
+    return; // a gradient that was not asked for
+  }
   std::vector<at::Tensor> from;
   std::vector<at::Tensor> to;
   each_tensor(result, [&](const at::Tensor& tensor) { from.push_back(tensor); });
