@@ -111,7 +111,7 @@ def test_events_measure_the_time_of_the_operations_between_them():
         began.elapsed_time(without)
 
 
-def test_a_device_goes_on_between_two_questions_of_the_host():
+def test_a_device_continues_between_two_questions_of_the_host():
     ones()
     event = torch.accelerator.current_stream().record_event()
     assert [event.query() for _ in range(2)] == [False, True]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.__main__ import _device as local_device
 from engine.core import device, readback
 from engine.core.readback import Readback
 from engine.core.snapshot import Staging, take
@@ -21,7 +22,7 @@ from engine.learner.side_effects import Randomness
 from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.training.memory import guard_memory
 from glasshouse.errors import SpecFailed
-from glasshouse.spec import MemoryGuard
+from glasshouse.spec import Devices, MemoryGuard
 
 DEVICE = torch.device("simulated", 0)
 OTHER = torch.device("simulated", 1)
@@ -232,3 +233,8 @@ def test_a_backend_without_a_feature_does_without(monkeypatch: Any):
 
 def _missing(_: object) -> Any:
     raise AttributeError
+
+
+def test_a_device_that_the_spec_cannot_name_is_not_taken_for_auto():
+    assert device.visible()
+    assert local_device(Devices())["type"] == "cpu"

@@ -174,7 +174,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     std::lock_guard<std::recursive_mutex> guard(lock);
     const EventPtr asked = *static_cast<EventPtr*>(event);
     Queue& queue = queue_of(asked->stream);
-    // A device goes on meanwhile: what was queued at the last such question has run by now.
+    // A device continues meanwhile: what was queued at the last such question has run by now.
     while (asked->reached < asked->version && queue.num_done < queue.seen) {
       run_oldest(queue);
     }
