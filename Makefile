@@ -2,8 +2,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
+# The engine's tests that also run on the simulated accelerator in CI.
+ON_ACCELERATOR := training evaluating skipped_steps
 
-.PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu golden pictures fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu test-accelerator golden pictures fuzz audit check format bench docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +31,7 @@ up: setup ## start the service and run it until Ctrl-C
 
 test: setup ## all tests except the slow ones
 	$(PYTEST) tests/unit tests/contract tests/soak -n 3 -m "not slow and not gpu"
+	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator $(ON_ACCELERATOR:%=tests/unit/engine/test_%.py) -n 3
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
@@ -58,6 +61,9 @@ failpoints: setup ## die, fail and pause at every failpoint; FAILPOINTS_DATABASE
 
 test-gpu: setup ## the tests that need a CUDA device
 	$(PYTEST) tests/gpu -m gpu
+
+test-accelerator: setup ## all tests of the engine on a simulated accelerator (docs/concepts/devices.md)
+	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator tests/unit/engine -n 3 -m "not slow and not gpu"
 
 pictures: setup ## update the screenshots in the documentation; review them
 	SCREENSHOTS=docs/images $(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"

@@ -12,19 +12,34 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from engine.native.compiling import NotCompiled
 from models.database import Database
 from models.migrate import migrate
+from tests.accelerator.exclusions import reason_for
 from tests.running import Postgres, connected, database_of
 
 settings.register_profile("ours", deadline=None)  # being late on a busy machine is not a failure
 settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
+if os.environ.get("ENGINE_DEVICE") == "simulated":
+    try:
+        from tests.accelerator.simulated import module
+    except NotCompiled as error:
+        pytest.exit(f"the simulated accelerator is not there: {error}", returncode=int(IN_CI))
+    module.draw_as_host()
 # A shell makes background processes ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffle the tests with the seed ``SHUFFLE``: no test may depend on another's leftovers."""
+    """Shuffle the tests with the seed ``SHUFFLE``: no test may depend on another's leftovers.
+
+    With ``ENGINE_DEVICE=simulated``, leave out what that device cannot do.
+    """
+    if os.environ.get("ENGINE_DEVICE") == "simulated":
+        for item in items:
+            if (reason := reason_for(item.nodeid)) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
     if seed := os.environ.get("SHUFFLE"):
         random.Random(seed).shuffle(items)  # noqa: S311 (an order, no secret)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from engine.core.spool import read_frames
 from engine.process import rank
 from engine.process.planner import answer
 
+DEVICE = os.environ.get("ENGINE_DEVICE", "cpu")
+"""The type of the device on which the engine's tests train: ``make test-accelerator`` sets it."""
 DIGITS_META = {
     "columns": [
         {"name": "image", "dtype": "uint8", "shape": [1, 8, 8], "file": "0.npy"},
@@ -108,7 +111,7 @@ def write_job(directory: Path, resolved: dict[str, Any], table: Path, **more: An
         "attempt": 1,
         "spec": resolved,
         "datasets": {"ds_1": {"dir": str(table)}},
-        "device": {"type": "cpu", "threads": 1},
+        "device": {"type": DEVICE, "threads": 1},
         "checkpoint": None,
         "trained_by": None,
         **more,
