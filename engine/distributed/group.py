@@ -92,6 +92,8 @@ class Group:
         dist.all_gather(all_own, own)
         if any(not torch.equal(item, own) for item in all_own):
             return None
+        if not numbers.numel():
+            return [numbers] * self.size if self.is_first else []
         found = [torch.empty_like(numbers) for _ in range(self.size)] if self.is_first else None
         dist.gather(numbers, found, 0)
         return found or []
@@ -139,8 +141,9 @@ def connect(rank: int, size: int, store: Path) -> Group:
     if size == 1:
         return ALONE
     loopback = [name for _, name in socket.if_nameindex() if name in _LOOPBACK]
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if loopback:
+            os.environ.setdefault(variable, loopback[0])
     dist.init_process_group(
         init_method=f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT
     )

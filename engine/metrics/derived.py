@@ -235,15 +235,20 @@ class Derived(AbstractContextManager[None]):
         return taken
 
     def _compute(self, due: Sequence[_Series]) -> None:
-        """Compute values; a failing one does not stop training."""
-        for series in due:
+        """Compute values; a failing one does not stop training.
+
+        With several processes none is switched off: all collect the same tensors at each step.
+        """
+        for series in due if self._group.is_first else ():
             try:
                 with torch.no_grad():
                     self._values |= series.values(self._seen)
             except Exception as error:
                 series.num_failures += 1
                 more = ""
-                if series.num_failures >= MAX_FAILURES:
+                if series.num_failures > MAX_FAILURES:
+                    continue
+                if series.num_failures == MAX_FAILURES and self._group.is_alone:
                     more = f"; it is off after {MAX_FAILURES} failures"
                     self._series = [item for item in self._series if item is not series]
                     self._off.append(series.name)

@@ -253,7 +253,15 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         except NotAlike as error:  # what this process has seen is not the step's
             self._rows = [row for row in self._rows if row[1] not in PER_RANK]
             self._watching.failed(self._due, error)
-        self._counted = merge_histograms(self._group, self._counted, self._sizes)
+        # what is due is the same in all processes; what was seen may not be
+        if any(watch.counts for watch in self._due):
+            self._counted = merge_histograms(self._group, self._counted, self._sizes)
+        if any(watch.takes_full for watch in self._due):
+            self._merge_tensors()
+        self._sizes = {}
+
+    def _merge_tensors(self) -> None:
+        """Capture whole tensors, with the rows of all processes, in process 0."""
         shares, self._shares = self._shares, {}
         named = {f"{kind} {name}": (kind, name) for kind, name in shares}
         no_rows = slice(None if self._has_rows else 0)
@@ -262,12 +270,12 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         )
         for key, tensor in found.items():
             kind, name = named[key]
-            self._keep(kind, name, tensor, shares[kind, name][1])
+            whole = tensor.sum() if name == LOSS else tensor  # each process has its part of it
+            self._keep(kind, name, whole, shares[kind, name][1])
         if self._group.is_first and len(found) < len(shares):
             missing = [name for key, (_, name) in named.items() if key not in found]
             detail = ValueError(f"its rows have different shapes in each process: {missing[0]}")
             self._watching.failed([w for w in self._due if w.takes_full], detail)
-        self._sizes = {}
 
     # --- in the forward and the backward pass -----------------------------------------------
 
@@ -441,8 +449,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         elif kind not in PER_RANK:
             if self._group.is_first:
                 self._keep(kind, name, tensor, probes)
-        elif tensor.dim():
-            self._shares[kind, name] = tensor.detach().clone(), probes
+        elif tensor.dim() or name == LOSS:
+            rows = tensor if tensor.dim() else tensor[None]
+            self._shares[kind, name] = rows.detach().clone(), probes
         elif self._group.is_first:
             self._keep(kind, name, tensor, probes)
 

@@ -37,8 +37,6 @@ def merge_rows(group: Group, rows: Sequence[Row], sizes: Sizes) -> list[Row]:
         NotAlike: a process has other rows. All processes raise it.
     """
     own = [row for row in rows if row[1] in PER_RANK]
-    if not own and not rows:
-        return []
     label = "\n".join(f"{kind} {name}" for name, kind, _ in own)
     counts = torch.tensor([float(sizes[row[:2]]) for row in own], dtype=torch.float64)
     figures = [torch.as_tensor(found, dtype=torch.float64).cpu() for _, _, found in own]
@@ -96,8 +94,6 @@ def merge_histograms(
 ) -> list[TensorHistogram]:
     """Return the histograms over all processes, in process 0."""
     own = [item for item in counted if item.kind in PER_RANK]
-    if not counted:
-        return []
     shares = group.gather(
         {
             f"{item.kind} {item.layer}": [*item.counts, item.figures, sizes[item.layer, item.kind]]

@@ -200,6 +200,8 @@ class Probes:
         """Count a failure of probes; a probe that keeps failing is switched off."""
         for watch in watches:
             watch.num_failures += 1
+            if watch.num_failures > MAX_FAILURES and not self._group.is_alone:
+                continue  # it stays on, and has been reported often enough
             is_off = watch.num_failures >= MAX_FAILURES and watch in self._all
             is_off = is_off and self._group.is_alone  # else all processes go on watching the same
             if is_off:

@@ -282,6 +282,23 @@ def test_what_probes_see_is_what_they_see_of_one_process(rows, server, digits, t
         torch.testing.assert_close(whole[key], tensor, rtol=2e-4, atol=2e-6, msg=str(key))
 
 
+def test_the_loss_and_the_losses_of_the_rows_are_those_of_one_process(server, digits, tmp_path):
+    """A probe of the parameters alone exchanges nothing, and does not wait."""
+    probes = [
+        {"layers": ["loss", "loss.*"], "kinds": ["output"], "want": ["stats", "full"], "every": 1},
+        {"layers": ["fc"], "kinds": ["param"], "every": 2},
+    ]
+    several, alone = pair(2, probes=probes, stop={"steps": 3})
+    mine = run_processes(server, tmp_path / "a", several, digits)
+    theirs = run(tmp_path / "b", alone, digits)
+    found, expected = captured(mine, tmp_path / "a"), captured(theirs, tmp_path / "b")
+    assert {name for _, name, _ in expected} >= {"loss", "loss.samples"}
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=2e-5, atol=2e-6, msg=str(key))
+    assert table_of(mine).keys() == table_of(theirs).keys()
+
+
 def test_histograms_are_those_of_one_process(server, digits, tmp_path):
     """The first step has the same weights, so values near a bin's edge agree as well."""
     probes = [
