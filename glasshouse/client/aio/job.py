@@ -66,6 +66,8 @@ class AsyncJob(AsyncControlled, AsyncJobLog):
     """The id of the job that this job was forked or retried from."""
     devices: list[dict[str, Any]]
     """``worker``, ``kind`` and ``id`` of each device."""
+    ranks: list[dict[str, Any]]
+    """The processes that train the network, by rank, with their workers and devices."""
     directions: dict[str, Literal["min", "max"]]
     """Whether the min or the max of a metric in ``summary`` is its best value. Has no entry for
     metrics whose name does not imply a direction."""
