@@ -46,6 +46,7 @@ class HostClock:
 
     def __init__(self) -> None:
         self._laps = Laps(float)
+        self._taken = Laps(float)
         self._depth = 0
         self._paused = self._last = time.perf_counter_ns()
 
@@ -79,7 +80,12 @@ class HostClock:
     def take(self, *, wait: bool = False) -> Laps:
         """Return what was measured since the last call."""
         taken, self._laps = self._laps, Laps(float)
+        _add(self._taken, taken)
         return taken
+
+    def total_s(self, part: str) -> float:
+        """Return the seconds of a part since the clock was made."""
+        return (self._taken[part] + self._laps[part]) / 1e9
 
     moment = staticmethod(time.perf_counter_ns)
 
@@ -102,6 +108,7 @@ class DeviceClock:
     def __init__(self, make_event: Callable[[], Any] = _timed_event) -> None:
         self._make_event = make_event
         self._laps = Laps(float)
+        self._taken = Laps(float)
         self._free: list[Any] = []
         self._waiting: deque[tuple[str | tuple[int, int] | None, Any]] = deque()
         self._carried_ms = 0.0
@@ -138,7 +145,12 @@ class DeviceClock:
                 marked[-1].synchronize()
         self._settle()
         taken, self._laps = self._laps, Laps(float)
+        _add(self._taken, taken)
         return taken
+
+    def total_s(self, part: str) -> float:
+        """Return the seconds of a part since the clock was made, as far as they have passed."""
+        return (self._taken[part] + self._laps[part]) / 1e9
 
     def moment(self) -> Any:
         """Record an event at the current position in the queue."""

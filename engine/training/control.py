@@ -56,26 +56,30 @@ class Decisions:
         """The training time by the clock of process 0, seconds, as of the newest step."""
 
     def share(
-        self, numbers: Sequence[Tensor], elapsed_s: float, more: Mapping[str, Any]
-    ) -> tuple[list[Tensor], Mapping[str, Any]]:
+        self,
+        numbers: Sequence[Tensor],
+        counts: Sequence[float],
+        elapsed_s: float,
+        more: Mapping[str, Any],
+    ) -> tuple[list[Tensor], list[float], Mapping[str, Any]]:
         """Sum scalars over the processes, and take what process 0 has decided.
 
-        ``more``: further news of process 0. Returns the sums, and the further news in every
-        process.
+        ``numbers`` are on the device, ``counts`` on the host. ``more``: further news of process 0.
+        Returns both sums, and the further news in every process.
         """
         news = self._news(more) if self._group.is_first else {}
         own = [float(bool(news)), elapsed_s] if self._group.is_first else [0.0, 0.0]
-        flags = torch.tensor(own, dtype=torch.float64)
+        flags = torch.tensor([*own, *counts], dtype=torch.float64)
         joined = torch.stack([item.to(torch.float64) for item in numbers])
         if joined.is_cpu:  # one message
             both = self._group.sum(torch.cat([flags, joined]))
-            flags, joined = both[:2], both[2:]
+            flags, joined = both[: len(flags)], both[len(flags) :]
         else:  # the host does not wait for the device
             flags, joined = self._group.sum(flags), self._group.sum(joined)
-        has_news, self.elapsed_s = flags.tolist()
+        has_news, self.elapsed_s, *counted = flags.tolist()
         more = self._take(self._group.broadcast(news)) if has_news else {}
         sums = zip(joined.unbind(), numbers, strict=True)
-        return [item.to(like.dtype) for item, like in sums], more
+        return [item.to(like.dtype) for item, like in sums], counted, more
 
     def _news(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return what has changed in process 0 since the last call."""

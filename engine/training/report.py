@@ -33,6 +33,7 @@ from engine.network.hidden_state import alone
 from engine.optim.dense_and_sparse import rates_of
 from engine.probes.probe_set import Probes
 from engine.training.control import Decisions
+from engine.training.rank_times import RankTimes
 from engine.training.schedule import Schedule
 from glasshouse import jsonio
 from glasshouse.spec import TrainJob
@@ -91,6 +92,7 @@ class Reporter:
         self.saver = Saver(job, out.directory, out.emit, out.flush)
         self._clock = timing.clock
         self._schedule = schedule
+        self._rank_times = RankTimes(timing.clock, learner.group)
         self._accuracies = Accuracies(job.metrics)
         self._taken = Taken()
         self._evaluated: int | None = None
@@ -179,11 +181,13 @@ class Reporter:
             return
         taken, intake = self._taken, self._schedule.intake
         own = [*taken.losses.values(), *taken.correct.values()]
-        counts = [torch.tensor(count) for count in intake.counts]
+        counts = [*self._rank_times.own(), *intake.counts]
         changes = self._probes.proposals()
         more = {"factors": changes} if changes else {}
-        sums, more = self._decisions.share([*own, *counts], self._own_elapsed_s, more)
-        intake.counts = [int(count) for count in sums[len(own) :]]
+        sums, counts, more = self._decisions.share(own, counts, self._own_elapsed_s, more)
+        num_times = len(counts) - len(intake.counts)
+        self._rank_times.take(counts[:num_times], step)
+        intake.counts = [int(count) for count in counts[num_times:]]
         summed = iter(sums)
         taken.losses = dict(zip(taken.losses, summed, strict=False))
         taken.correct = dict(zip(taken.correct, summed, strict=False))
@@ -333,6 +337,8 @@ class Reporter:
     def _times(self, step: int, epoch: int, *, last: bool = False) -> None:
         if values := self._timing.figures(step, last=last):
             values |= self._schedule.intake.upkeep()
+            if not self._group.is_alone:
+                values |= self._rank_times.figures(step)
             record = {"type": "metrics", "at": now(), "step": step, "epoch": epoch}
             self._out.emit(record | {"values": values})
 

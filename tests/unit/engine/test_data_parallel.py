@@ -213,6 +213,20 @@ def test_a_step_of_two_processes_is_that_of_two_micro_batches_bit_for_bit(server
     assert losses(found) == pytest.approx(losses(parts), rel=1e-7)
 
 
+def test_the_time_of_the_slowest_process_is_reported(server, digits, tmp_path):
+    several, _ = pair(2, stop={"steps": 30})
+    records = run_processes(server, tmp_path, several, digits)
+    values = {
+        name: value
+        for item in of_type(records, "metrics")
+        for name, value in item["values"].items()
+    }
+    assert values["system/ranks/slowest"] in (0.0, 1.0)
+    for part in ("data", "forward"):
+        low, high = (values[f"system/ranks/{part}_{end}_s"] for end in ("min", "max"))
+        assert 0 < low <= high <= values["time/step"]
+
+
 def test_a_batch_with_fewer_rows_than_processes(server, digits, tmp_path):
     """300 rows in batches of 149: the last one has 2 rows, and two of four processes none."""
     several, alone = pair(4, rows=148, stop={"epochs": 3})
