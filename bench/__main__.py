@@ -35,6 +35,7 @@ BENCHES = (
     "data.prefetch",
     "training.compiling",
     "training.recomputing",
+    "training.parallel",
 )
 RESULTS = Path(__file__).parent / "results"
 

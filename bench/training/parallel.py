@@ -116,7 +116,9 @@ def seconds_by_hand(name: str, steps: int) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "bench.training.ddp_by_hand", "--network", name, "--steps", str(steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])["step_s"]
 
 

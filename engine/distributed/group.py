@@ -137,6 +137,7 @@ def connect(rank: int, size: int, store: Path) -> Group:
     """Join the group; ``store``: a new file that all processes of this host can open.
 
     CPU tensors travel over gloo, those of accelerators over the backend that torch has for them.
+    The process leaves the group when it exits.
     """
     if size == 1:
         return ALONE
@@ -148,12 +149,6 @@ def connect(rank: int, size: int, store: Path) -> Group:
         init_method=f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT
     )
     return Group(rank, size)
-
-
-def disconnect() -> None:
-    """Leave the group, if this process is in one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _common(shapes: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:

@@ -23,7 +23,7 @@ from engine.core.timing import Work
 from engine.data.batches.batching import bucket_field, widest_rows
 from engine.data.batches.rows import Rows
 from engine.data.columns.table import Table
-from engine.distributed.group import ALONE, Group, connect, disconnect
+from engine.distributed.group import ALONE, Group, connect
 from engine.inference import infer
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.control import Decisions, RunControl
@@ -244,7 +244,6 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for rows in (training, judged):
             if rows is not None:
                 rows.close()
-        disconnect()
 
 
 def _ignore(_record: dict[str, Any]) -> None:
