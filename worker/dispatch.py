@@ -142,22 +142,11 @@ class _Fleet:
             return False
         return bool(self._take(min(places, key=lambda place: (place.missing, place.worker))))
 
-    def _kinds(self, need: Need) -> tuple[str, ...]:
-        """Return the kinds that meet a need. ``auto`` waits for CUDA if a healthy device exists.
-
-        A brief job takes CPU cores rather than wait.
-        """
-        if need.kind != "auto":
-            return (need.kind,)
-        hosts = self._all.get("cuda", {})
-        if not (hosts if need.worker is None else need.worker in hosts):
-            return ("cpu",)
-        return ("cuda", "cpu") if need.brief else ("cuda",)
-
     def _places(self, need: Need, room: QuotaLeft) -> list[_Place]:
         """Return where a need could be met, the preferred kind first."""
         places: list[_Place] = []
-        for kind in self._kinds(need):
+        cuda = {worker: len(found) for worker, found in self._all.get("cuda", {}).items()}
+        for kind in need.kinds(cuda):
             for worker, found in self._all.get(kind, {}).items():
                 if need.worker not in (None, worker):
                     continue

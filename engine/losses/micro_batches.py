@@ -23,7 +23,6 @@ from engine.losses.losses import Losses
 from engine.network.layers import LayerFailed
 from engine.network.lengths import Lengths
 from engine.network.network import Network
-from glasshouse.errors import SpecFailed
 from glasshouse.spec import DenseField, DenseSequenceField, IntegerField, Loss, TrainJob
 
 
@@ -79,7 +78,7 @@ class MicroBatches:
             owns = [self._own(*both) for both in zip(held, sizes, strict=True)]
             are_late = self.are_late
             batches = (held.popleft() for _ in sizes)
-            whole = self._of_all(total(owns), are_late)
+            whole = self._of_all(total(owns))
         empty: list[dict[int, Tensor]] = [{} for _ in whole]
         for number, own in enumerate(owns):
             late = tuple(
@@ -94,20 +93,13 @@ class MicroBatches:
         found = self.denominators(batch, size)
         return found if size else tuple(0 * item for item in found)
 
-    def _of_all(
-        self, own: tuple[Denominator, ...], are_late: Sequence[bool]
-    ) -> tuple[Denominator, ...]:
+    def _of_all(self, own: tuple[Denominator, ...]) -> tuple[Denominator, ...]:
         """Return the denominators of a step over all processes.
 
-        Raises:
-            SpecFailed: one is known only after the forward pass, and there are several processes.
+        The plan refuses those that are known only after the forward pass (`are_late`).
         """
         if self._group.is_alone:
             return own
-        if any(are_late):
-            detail = "The targets or lengths of a loss are computed by layers with parameters, so"
-            detail += " its mean over several processes is not known before the step."
-            raise SpecFailed(detail, hint="Train with one process, or use reduction sum.")
         device = next((x.device for x in own if isinstance(x, Tensor)), None)
         numbers = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in own]
         sums = self._group.sum(torch.stack(numbers)).unbind()

@@ -70,7 +70,7 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
 
 def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the bytes of a training job's rows, including those of evaluations."""
-    data = spec.data
+    data = spec.global_data
     sources = [data.whole, *([data.validation] if data.validation else [])]
     metas = [(source, datasets[source.dataset]) for source in sources]
     if data.shuffle.buffer_size is None:

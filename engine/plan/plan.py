@@ -19,6 +19,8 @@ from engine.data.augmentation.check import check_augment
 from engine.data.batches.batch_counts import BatchCounts
 from engine.guards.update_gate import check_guards
 from engine.learner.averaging import num_copies
+from engine.losses.losses import Losses
+from engine.losses.micro_batches import MicroBatches
 from engine.metrics import derived, epoch_metrics, sample_predictions
 from engine.metrics.metrics import metric_names, reported, wanted
 from engine.network.hidden_state import check_stateful
@@ -320,6 +322,7 @@ def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Find
     """Check how the parts of a spec work together when it runs."""
     _check_reads(spec, findings)
     _check_counts(spec, num_rows, findings)
+    _check_shared(spec, findings)
     _check_layout(spec, network, findings)
     check_memory(spec, findings)
 
@@ -330,9 +333,21 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
         detail = f"drop_last leaves no batch: the rows are {num_rows}, a batch takes {size}"
         findings.problem("/data/drop_last", detail, "no_batches")
     batch_norm = any(layer.type.startswith("BatchNorm") for layer in spec.network.layers)
-    if batch_norm and not spec.data.drop_last and num_rows % size == 1:
+    left = num_rows % size
+    if batch_norm and not spec.data.drop_last and 0 < left < 2 * spec.processes:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
+        if spec.processes > 1:
+            detail = f"the last batch of an epoch has {left} rows for {spec.processes} processes,"
+            detail += " and batch normalisation cannot train on one row"
         findings.warn("/data/batch_size", f"{detail}; set drop_last", "single_row")
+
+
+def _check_shared(spec: TrainJob, findings: Findings) -> None:
+    """Refuse losses whose mean over several processes is not known before a step."""
+    if spec.processes > 1 and any(MicroBatches(spec, Losses.of(spec)).are_late):
+        detail = "its targets or lengths are computed by layers with parameters or dropout, so its"
+        detail += " mean over several processes is not known before a step: use one process, or"
+        findings.problem("/loss", f"{detail} reduction sum", "several_processes")
 
 
 def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> None:

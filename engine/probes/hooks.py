@@ -27,7 +27,7 @@ from engine.optim.gradient_scaling import GradScaling
 from engine.optim.updates import changes, copies, states
 from engine.probes.cost.meter import Meter
 from engine.probes.flight_recorder import FlightRecorder
-from engine.probes.merging import PER_RANK, NotAlike, merge_histograms, merge_rows
+from engine.probes.merging import PER_RANK, NotAlike, SharedStep
 from engine.probes.statistics.summarize import summarize, summarize_all
 from engine.probes.step_records import RecordSender, TensorHistogram
 from engine.probes.tensors.captures import CapturePiece, Captures
@@ -122,11 +122,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[TensorHistogram] = []
         self._group = watching.group
-        self._has_rows = True
-        """Whether the rows of this process count in the step."""
-        self._sizes: dict[tuple[str, str], int] = {}
-        self._shares: dict[tuple[str, str], tuple[Tensor, Sequence[Probe]]] = {}
-        """With several processes: whole tensors of which this process has some rows."""
+        self._shared = None if self._group.is_alone else SharedStep(self._group)
         self._loss: Tensor | None = None
         """The loss of the step; recorders check whether it is finite."""
         self._continues = sites.watches_update or (self._clips and sites.sees_clipped)
@@ -143,7 +139,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
 
         ``has_rows``: whether the batch is a share of the step, and not another process's rows.
         """
-        self._has_rows = has_rows
+        if self._shared is not None:
+            self._shared.begin(has_rows=has_rows)
         self._step, self._batch, self._comes_again = step, batch, comes_again
         return self
 
@@ -234,8 +231,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         for found in (self._rows, self._counted):
             found.sort(key=lambda row: order(row[:2]))
         watching = self._watching
-        if not self._group.is_alone:
-            self._merge()
+        if self._shared is not None:
+            self._merge(self._shared)
         if self._group.is_first:
             watching.captures.finish_step()
             record = {"type": "stats", "at": now(), "step": self._step, "phase": watching.phase}
@@ -244,38 +241,25 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             recorder.release()
         self._meter.stop(started, None)
 
-    def _merge(self) -> None:
+    def _merge(self, shared: SharedStep) -> None:
         """Replace what this process has seen by what all have seen."""
         if self._records and self._loss is not None:
             self._loss = self._group.sum(self._loss.clone())
         try:
-            self._rows = merge_rows(self._group, self._rows, self._sizes)
+            self._rows = shared.merge_rows(self._rows)
         except NotAlike as error:  # what this process has seen is not the step's
             self._rows = [row for row in self._rows if row[1] not in PER_RANK]
             self._watching.failed(self._due, error)
         # what is due is the same in all processes; what was seen may not be
         if any(watch.counts for watch in self._due):
-            self._counted = merge_histograms(self._group, self._counted, self._sizes)
-        if any(watch.takes_full for watch in self._due):
-            self._merge_tensors()
-        self._sizes = {}
-
-    def _merge_tensors(self) -> None:
-        """Capture whole tensors, with the rows of all processes, in process 0."""
-        shares, self._shares = self._shares, {}
-        named = {f"{kind} {name}": (kind, name) for kind, name in shares}
-        no_rows = slice(None if self._has_rows else 0)
-        found = self._group.gather_rows(
-            {key: shares[named[key]][0][no_rows] for key in sorted(named)}
-        )
-        for key, tensor in found.items():
-            kind, name = named[key]
-            whole = tensor.sum() if name == LOSS else tensor  # each process has its part of it
-            self._keep(kind, name, whole, shares[kind, name][1])
-        if self._group.is_first and len(found) < len(shares):
-            missing = [name for key, (_, name) in named.items() if key not in found]
-            detail = ValueError(f"its rows have different shapes in each process: {missing[0]}")
-            self._watching.failed([w for w in self._due if w.takes_full], detail)
+            self._counted = shared.merge_histograms(self._counted)
+        full = [watch for watch in self._due if watch.takes_full]
+        if full:
+            for whole in shared.merge_tensors():
+                self._keep(*whole)
+            if shared.missing:
+                detail = f"its rows have different shapes in each process: {shared.missing[0]}"
+                self._watching.failed(full, ValueError(detail))
 
     # --- in the forward and the backward pass -----------------------------------------------
 
@@ -433,8 +417,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._meter.stop(started, watches)
 
     def _count(self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes) -> None:
-        if not self._group.is_alone:
-            self._sizes[name, kind] = tensor.numel() if self._has_rows else 0
+        if self._shared is not None:
+            self._shared.count(name, kind, tensor)
         if watches.counts:
             figures, counts = summarize(tensor, histogram=True)
             self._counted.append(TensorHistogram(name, kind, figures, counts, watches.counts))
@@ -444,14 +428,9 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             self._rows.append((name, kind, summarize(tensor)))
 
     def _keep_share(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
-        if self._group.is_alone:
-            self._keep(kind, name, tensor, probes)
-        elif kind not in PER_RANK:
-            if self._group.is_first:
-                self._keep(kind, name, tensor, probes)
-        elif tensor.dim() or name == LOSS:
-            rows = tensor if tensor.dim() else tensor[None]
-            self._shares[kind, name] = rows.detach().clone(), probes
+        """Capture a tensor; with several processes, when the rows of all of them are there."""
+        if self._shared is not None and kind in PER_RANK:
+            self._shared.hold(kind, name, tensor, probes)
         elif self._group.is_first:
             self._keep(kind, name, tensor, probes)
 

@@ -203,7 +203,7 @@ class Probes:
             if watch.num_failures > MAX_FAILURES and not self._group.is_alone:
                 continue  # it stays on, and has been reported often enough
             is_off = watch.num_failures >= MAX_FAILURES and watch in self._all
-            is_off = is_off and self._group.is_alone  # else all processes go on watching the same
+            is_off = is_off and self._group.is_alone  # several processes must watch the same
             if is_off:
                 self._set([item for item in self._all if item is not watch])
                 self._off.append(str(watch.number))

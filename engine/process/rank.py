@@ -37,6 +37,7 @@ from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
 from glasshouse.spec import InferJob, Trained, TrainJob, parse_job, parse_trained
+from glasshouse.spec.parallel import num_processes
 
 _UNFORESEEN = frozenset({"internal", "device", "storage"})
 """Categories of failures whose traceback goes to the log."""
@@ -283,15 +284,16 @@ def _start(job: Assignment, spec: TrainJob) -> Start | None:
     else:
         start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
     if start.how != "model":
-        _log_differences(start.saved, job.device)
+        _log_differences(start.saved, job.device, job.size)
     return start
 
 
-def _log_differences(saved: Saved, device: torch.device) -> None:
+def _log_differences(saved: Saved, device: torch.device, processes: int) -> None:
     """Log why the numbers may differ from those of an uninterrupted run."""
     here = {"device": device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    for name, mine in here.items():
-        if (theirs := saved.about.get(name)) != mine:
+    before = {**saved.about, "processes": num_processes(saved.about["spec"])}
+    for name, mine in {**here, "processes": processes}.items():
+        if (theirs := before.get(name)) != mine:
             text = f"resumed with {name} {mine}, and the checkpoint was made with {theirs}: "
             sys.stderr.write(text + "the numbers agree up to rounding, not bit for bit\n")
 

@@ -191,7 +191,8 @@ class Reporter:
         summed = iter(sums)
         taken.losses = dict(zip(taken.losses, summed, strict=False))
         taken.correct = dict(zip(taken.correct, summed, strict=False))
-        self._probes.apply(more.get("factors", {}), step + 1)
+        if "factors" in more:
+            self._probes.apply(more["factors"], step + 1)
 
     def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
         """Report a finished step: its loss before the update, and its batches' metrics.

@@ -108,6 +108,18 @@ class Devices(Spec):
             raise WrongAt("ids", again, detail=detail)
         return self
 
+    def check_one(self, why: str) -> None:
+        """Require that at most one CUDA device is asked for.
+
+        Raises:
+            WrongAt: several are, with ``why`` that is wrong.
+        """
+        if self.num_devices not in (None, 1):
+            place = "count" if self.ids is None else "ids"
+            raise WrongAt(
+                "devices", place, detail=f"{self.num_devices} devices are asked for; {why}"
+            )
+
     @property
     def num_devices(self) -> int | None:
         """The number of CUDA devices that are asked for; None: it is left to ``parallel``."""
@@ -296,10 +308,8 @@ class TrainJob(_Job):
     def _check_processes(self) -> Self:
         asked, devices = self.parallel.processes, self.devices.num_devices
         if self.parallel.strategy == "none":
-            if devices not in (None, 1):
-                place = "count" if self.devices.ids is None else "ids"
-                detail = f"{devices} devices need a parallel strategy: set parallel.strategy to"
-                raise WrongAt("devices", place, detail=f"{detail} data, or ask for one device")
+            fix = "set parallel.strategy to data, or ask for one device"
+            self.devices.check_one(f"they need a parallel strategy: {fix}")
         elif asked is None and devices is None:
             detail = "the number of processes is missing: set parallel.processes"
             raise WrongAt("parallel", "processes", detail=detail)
@@ -460,6 +470,7 @@ class InferJob(_Job):
     def _check_one(self) -> Self:
         check_exactly_one(self, "checkpoint", "job")
         check_exactly_one(self, "data", "inputs")
+        self.devices.check_one("an infer job uses one: ask for one device")
         return self
 
 

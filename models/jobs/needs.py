@@ -60,6 +60,19 @@ class Need:
         half = max(1, half // self.processes) * self.processes
         return max(1, min(half, num_free)) if self.brief else half
 
+    def kinds(self, cuda: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the kinds of devices that meet it, the preferred one first.
+
+        ``auto`` waits for CUDA if a worker has enough devices for all processes; a brief job takes
+        CPU cores rather than wait. ``cuda``: the number of healthy CUDA devices of each worker.
+        """
+        if self.kind != "auto":
+            return (self.kind,)
+        able = (number for name, number in cuda.items() if self.worker in (None, name))
+        if max(able, default=0) < self.processes:
+            return ("cpu",)
+        return ("cuda", "cpu") if self.brief else ("cuda",)
+
     def is_on(self, numbers: Collection[int]) -> bool:
         """Return whether a worker with devices of these numbers has all that are asked for."""
         return self.ids is None or set(self.ids) <= set(numbers)

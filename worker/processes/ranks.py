@@ -98,11 +98,11 @@ class Ranks:
         """The process that decides what the end of all means: the first that failed, or process 0.
 
         A process that died without a word comes before one that reported a failure: the report may
-        be a consequence.
+        be a consequence. One that this worker has ended decides nothing.
         """
         found = [one for one in self._ended.values() if one.is_cause]
         found.sort(key=lambda one: one.end is not None)
-        failed = [one for one in self._ended.values() if one.has_failed]
+        failed = [one for one in self._ended.values() if one.end is not None and one.has_failed]
         return next(iter([*found, *failed]), self._ended[0])
 
     def suspect(self) -> int | None:

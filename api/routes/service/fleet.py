@@ -219,7 +219,8 @@ class Fleet:
         named = need.worker
         if (absent := self._absent(named)) is not None:
             return absent, False
-        kinds = self._kinds(need)
+        cuda = {name: len(host.numbers) for name, host in self._hosts.get("cuda", {}).items()}
+        kinds = need.kinds(cuda)
         hosts = [
             (kind, worker, host)
             for kind in kinds
@@ -243,14 +244,6 @@ class Fleet:
         if state in (None, "active"):
             return None if state else f"no worker {named}"
         return f"worker {named} was stopped" if state == "stopped" else f"worker {named} is {state}"
-
-    def _kinds(self, need: Need) -> tuple[str, ...]:
-        if need.kind != "auto":
-            return (need.kind,)
-        hosts = self._hosts.get("cuda", {})
-        if not (hosts if need.worker is None else need.worker in hosts):
-            return ("cpu",)
-        return ("cuda", "cpu") if need.brief else ("cuda",)
 
 
 def _lease_ms(app_state: AppState) -> int:

@@ -444,6 +444,37 @@ def test_the_plan_says_what_processes_share():
     assert memory[0] < memory[1] / 2
 
 
+def test_a_loss_whose_mean_is_not_known_before_the_step_is_refused():
+    """The targets are computed by a layer with parameters: only the forward pass knows them."""
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+        {"name": "other", "type": "Linear", "args": {"out_features": 10}, "inputs": ["flat"]},
+        {"name": "target", "type": "argmax", "args": {"dim": 1}, "inputs": ["other"]},
+    ]
+    loss = {"type": "CrossEntropyLoss", "inputs": ["fc", "target"], "args": {"ignore_index": 3}}
+    several, alone = pair(2, network=network(*layers), loss=loss)
+    assert planned(alone)["parallel"] is None
+    assert "several processes" in errors(several)["/loss"]
+
+
+def test_batch_normalization_is_warned_of_shares_of_one_row():
+    """300 rows in batches of 149 leave two rows, one for each process."""
+    layers = [SMOOTH[0], {"name": "bn", "type": "BatchNorm2d"}, *SMOOTH[1:]]
+    several, alone = pair(2, rows=298, network=network(*layers))
+    codes = [[item["code"] for item in planned(job)["warnings"]] for job in (several, alone)]
+    assert codes == [["single_row"], []]
+
+
+def test_the_log_of_a_resumed_job_names_another_number_of_processes(server, digits, tmp_path):
+    several, alone = pair(2, stop={"steps": 6}, checkpoint={"every_steps": 3})
+    run(tmp_path / "one", alone, digits)
+    resume = {"dir": str(tmp_path / "one/checkpoints/step-3"), "step": 3}
+    run_processes(server, tmp_path / "two", several, digits, resume=resume)
+    log = (tmp_path / "two/logs/rank-0.stderr").read_text()
+    assert "resumed with processes 2, and the checkpoint was made with 1" in log
+
+
 def test_fewer_validation_rows_than_processes_are_refused():
     several, _ = pair(4, data=VALIDATION)
     few = {**DIGITS_META, "splits": {"train": 300, "test": 3}}

@@ -174,6 +174,12 @@ CASES: dict[str, Broken] = {
     "a number of devices for one process": Broken(
         {"devices": {"type": "cuda", "count": 2}}, "/devices/count", ("2 devices", "one device")
     ),
+    "several devices for an inference": Broken(
+        {"devices": {"type": "cuda", "count": 2}},
+        "/devices/count",
+        ("2 devices", "infer job", "one device"),
+        INFER,
+    ),
     # several processes
     "none, and several": Broken(
         {"parallel": {"strategy": "none", "processes": 2}},

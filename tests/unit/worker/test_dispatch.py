@@ -68,6 +68,15 @@ def test_a_job_gets_all_the_devices_that_it_lists_or_none():
     assert one(Need("cuda", processes=2), slots) is not None
 
 
+def test_any_device_means_cpu_cores_if_no_worker_has_a_gpu_for_each_process():
+    slots = [*cores("w", 4), cuda("w", 0), cuda("x", 0), cuda("x", 1)]
+    assert one(Need(processes=2), slots) == Choice("j", "x", ("cuda:0", "cuda:1"))
+    found = one(Need(processes=2), slots[:5])
+    assert found is not None
+    assert found.devices == ("cpu:0", "cpu:1")
+    assert one(Need(processes=1), slots[:5]) == Choice("j", "w", ("cuda:0",))
+
+
 def test_a_job_of_several_processes_gets_cores_for_each():
     assert one(Need("cpu", threads=2, processes=3), cores("w", 6)) is not None
     assert one(Need("cpu", threads=2, processes=3), cores("w", 5)) is None

@@ -52,6 +52,19 @@ def test_the_first_that_failed_by_itself_is_the_cause(found: Any, cause: int):
     assert whole.cause.exit == found[cause][0]
 
 
+def test_a_process_that_this_worker_has_ended_decides_nothing():
+    """Process 0 has succeeded; another was slow to end, and got a signal."""
+    ranks = [Rank(Identity(0, ""), os.open(os.devnull, os.O_WRONLY)) for _ in range(2)]
+    whole = Ranks(ranks, [SUCCEEDED, None].__getitem__)
+    ranks[0].ended(OK)
+    assert whole.wait(0) is None
+    ranks[1].ask(force=True)
+    ranks[1].ended(Exit(signal=signal.SIGTERM))
+    assert whole.wait(0) == OK
+    assert whole.cause.rank == 0
+    whole.close()
+
+
 @pytest.fixture
 def sleeper() -> Generator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", "import time; time.sleep(1000)"]
