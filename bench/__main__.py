@@ -36,6 +36,7 @@ BENCHES = (
     "training.compiling",
     "training.recomputing",
     "training.parallel",
+    "training.sharing",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -35,7 +35,7 @@ from engine.training.report import Outputs
 from glasshouse import jsonio
 from glasshouse.errors import RunFailure
 from glasshouse.events import is_upkeep
-from glasshouse.spec import Checkpoint, Devices, InferJob, TrainJob, parse_trained
+from glasshouse.spec import KINDS, Checkpoint, Devices, DiagnoseJob, TrainJob, parse_trained
 from glasshouse.spec.data import sources_in
 from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.labels import text_labels, with_values
@@ -57,6 +57,7 @@ class Interrupt:
         self.cancel_requested = False
         self.ends_as = "cancelled"
         self.wanted = None
+        self.threads = None
         self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 
@@ -89,6 +90,8 @@ class Console:
             say(f"wrote {record['file']} ({record['size_bytes']} bytes)")
         elif kind == "finding":
             say(f"step {record['step']:>6}  {record['severity']}: {record['message']}")
+        elif kind == "result" and "verdict" in record["result"]:
+            say(record["result"]["verdict"])
         elif kind == "dropped":
             say(f"dropped {record['count']}: {record['what']}")
 
@@ -174,11 +177,11 @@ def prepare(spec: dict[str, Any], scratch: Path, checkpoint: Path | None) -> dic
     except SpecProblems as error:
         raise SpecRefused("\n".join(f"{p.pointer}: {p.detail}" for p in error.problems)) from None
     except pydantic.ValidationError as error:
-        told = problems_in(error.errors(include_url=False), spec, TrainJob, InferJob)
+        told = problems_in(error.errors(include_url=False), spec, *KINDS)
         raise SpecRefused("\n".join(f"{p.pointer}: {p.detail}" for p in told)) from None
     if isinstance(parsed, TrainJob) and parsed.guards.memory.on_oom != "fail":
         raise SpecRefused(f"/guards/memory/on_oom: {_ONE_PROCESS}")
-    if isinstance(parsed, TrainJob) and parsed.processes > 1:
+    if isinstance(parsed, TrainJob | DiagnoseJob) and parsed.processes > 1:
         raise SpecRefused(f"/parallel/processes: {_NO_PROCESSES}")
     for warning in found["warnings"]:
         say(f"warning: {warning['pointer']}: {warning['detail']}")
@@ -214,12 +217,12 @@ def _device(wanted: Devices) -> dict[str, Any]:
     if wanted.worker is not None:
         raise SpecRefused("/devices/worker: there are no workers without the service; leave it out")
     if wanted.ids is not None:  # read when CUDA is initialized, which has not happened yet
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(wanted.ids[0])
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, wanted.ids))
     kinds = {one.type for one in visible()} if wanted.type == "auto" else {wanted.type}
     if "cuda" in kinds:
         return {"type": "cuda", "threads": None}
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return {"type": "cpu", "threads": wanted.threads or max(1, num_cores // 2)}
+    return {"type": "cpu", "threads": wanted.threads or num_cores}
 
 
 def run(job: Path, out_dir: Path, checkpoint: Path | None, resume: Path | None = None) -> int:

@@ -78,6 +78,17 @@ class MetricsEvent(_Event):
     values: dict[str, Number]
 
 
+class RankStats(BaseModel):
+    """Statistics of one process, of the tensors whose probes want its own values."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    rank: int
+    rows: list[list[str | Number]]
+    histograms: list[tuple[str, str, list[int], list[int]]] | None = None
+    quantiles: list[list[str | Number]] | None = None
+
+
 class StatsEvent(_Event):
     """Statistics of the observed tensors of one step."""
 
@@ -91,6 +102,9 @@ class StatsEvent(_Event):
     """Layer, kind, the non-empty bins (``glasshouse.histogram_bins``) and their counts."""
     quantiles: list[list[str | Number]] | None = None
     """Layer, kind, p01, p05, p25, p50, p75, p95, p99."""
+    ranks: list[RankStats] | None = None
+    """The values of single processes, which probes with ``ranks`` want; the others are those of all
+    processes together."""
 
 
 class CaptureEvent(_Event):
@@ -109,6 +123,8 @@ class CaptureEvent(_Event):
     slice: str | None = None
     captured_from: list[int] | None = None
     """The shape of the whole tensor."""
+    rank: int | None = None
+    """The process whose tensor it is. None: all processes together."""
     href: str
 
 
@@ -210,19 +226,33 @@ class CommandEvent(_Event):
 class AdjustedEvent(_Event):
     """The engine chose a value that the spec leaves open.
 
-    How often a probe looks, so that watching takes no more than it may; what ``auto`` is here.
+    How often a probe looks, so that watching takes no more than it may; what ``auto`` is here; the
+    threads of each process, as jobs come and leave.
     """
 
     type: Literal["adjusted"]
     what: str
-    """``probe prb_….every``, ``precision``."""
+    """``probe prb_….every``, ``precision``, ``threads``."""
     probe: str | None = None
     from_: int | str = Constraint(alias="from")
     to: int | str
     by: str
-    """``max_overhead``; ``device``: by what the device is."""
+    """``max_overhead``; ``device``: by what the device is; ``scheduler``: by what divides the
+    cores."""
     step: int
     """The first step for which it holds. Of several ``what`` at one step the last one holds."""
+
+
+class StalledRank(BaseModel):
+    """What one process of a stalled job was doing."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    rank: int
+    state: Literal["stopped", "silent", "running", "waiting"]
+    """``stopped`` by a signal; ``silent``: it did not answer; ``waiting`` for other processes."""
+    waits_in: str | None
+    """What it waits in: the operation and the number of a collective."""
 
 
 class StalledEvent(_Event):
@@ -235,6 +265,12 @@ class StalledEvent(_Event):
     """Seconds since the last progress."""
     action: Literal["warn", "restart", "fail"]
     """The action taken, from `on_stall` of the spec."""
+    cause: int | None = None
+    """The rank that keeps the others waiting; null: it is not known."""
+    reason: str | None = None
+    """What that rank does or has not done, as text."""
+    ranks: list[StalledRank] = []
+    """The processes that were running."""
 
 
 class GapEvent(_Event):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 KILL = signal.SIGKILL
+SHOW_STACKS = signal.SIGUSR1
+"""Makes a training process append the Python stacks of its threads to its file of stacks."""
 _PROC = Path("/proc")
 
 

@@ -336,11 +336,15 @@ class StatsSeries(Table):
     layer: Mapped[str]
     kind: Mapped[str]
     phase: Mapped[str]
+    rank: Mapped[int] = mapped_column(server_default="-1")
+    """The process whose values these are; -1: all processes together."""
     last_step: Mapped[int] = mapped_column(BigInteger)
     last: Mapped[bytes] = mapped_column(LargeBinary)
     """The statistics at that step, as little-endian float64. Empty for histograms."""
 
-    __table_args__ = (Index(None, "job", "attempt", "form", "layer", "kind", "phase", unique=True),)
+    __table_args__ = (
+        Index(None, "job", "attempt", "form", "layer", "kind", "phase", "rank", unique=True),
+    )
 
 
 class StatsChunk(Table):
@@ -377,6 +381,8 @@ class Capture(Table):
     layer: Mapped[str]
     kind: Mapped[str]
     phase: Mapped[str]
+    rank: Mapped[int] = mapped_column(server_default="-1")
+    """The process whose tensor it is; -1: all processes together."""
     shape: Mapped[list[Any]]
     dtype: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)

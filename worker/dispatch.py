@@ -3,6 +3,9 @@
 A job gets all its devices at once or none: those of all its processes, on one worker. An
 ``infer`` job is short: with ``auto`` it takes a CUDA device or CPU cores, whichever is free, and if
 no core is free it shares one.
+
+A core that a flexible job can do without is as good as free: see `models.fleet.cores`. After jobs
+were placed, and after one has ended, the cores are divided anew.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +16,8 @@ from glasshouse.failpoints import failpoint
 from models.access import quotas
 from models.access.quotas import QuotaLeft
 from models.database import Database, Transaction, lock_at_most
-from models.fleet import heartbeats, workers
+from models.fleet import cores, heartbeats, workers
+from models.fleet.cores import FlexibleJob, Moves
 from models.jobs import attempts
 from models.jobs.needs import Need
 from models.settings import Settings
@@ -36,6 +40,14 @@ class Slot:
     number: int
     healthy: bool = True
     free: bool = True
+    memory_bytes: int | None = None
+    """Of a CPU core: the memory of its host, if a job asks for it."""
+    kept: int = 0
+    """If its job can do without it: how many cores the job then has. 0: it cannot."""
+
+    def fits(self, need: Need) -> bool:
+        """Return whether a job that needs devices of this kind may have this one."""
+        return need.fits(self.number, self.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,9 @@ class Choice:
     devices: tuple[str, ...]
     shared: bool = False
     """Whether another job has this core, and keeps it."""
+    owner: str = ""
+    is_flexible: bool = False
+    """Whether its cores may become more or fewer while it runs."""
 
 
 def choose(
@@ -102,7 +117,9 @@ class _Place:
     worker: str
     kind: str
     free: list[str]
-    """The free devices that fit the need, in order."""
+    """The devices that fit the need and may be taken, in order: first those that no job has."""
+    num_idle: int
+    """How many of them no job has."""
     count: int
 
     @property
@@ -119,7 +136,7 @@ class _Fleet:
             if slot.healthy:
                 self._all.setdefault(slot.kind, {}).setdefault(slot.worker, []).append(slot)
         self._free = {
-            (kind, worker): {slot.id for slot in found if slot.free}
+            (kind, worker): {slot.id for slot in found if slot.free or slot.kept}
             for kind, hosts in self._all.items()
             for worker, found in hosts.items()
         }
@@ -132,8 +149,15 @@ class _Fleet:
             return self._share(waiting, room)
         # the worker with the most free devices: jobs share caches and memory bandwidth
         preferred = [place for place in ready if place.kind == ready[0].kind]
-        best = min(preferred, key=lambda place: (-len(place.free), place.worker))
-        return Choice(waiting.job, best.worker, self._take(best))
+        best = min(preferred, key=lambda one: (-one.num_idle, -len(one.free), one.worker))
+        flexible = best.kind == "cpu" and waiting.need.is_flexible
+        return Choice(
+            waiting.job,
+            best.worker,
+            self._take(best),
+            owner=waiting.owner,
+            is_flexible=flexible,
+        )
 
     def reserve(self, need: Need, room: QuotaLeft) -> bool:
         """Reserve free devices for a job that needs more of them; return whether there were any."""
@@ -145,17 +169,23 @@ class _Fleet:
     def _places(self, need: Need, room: QuotaLeft) -> list[_Place]:
         """Return where a need could be met, the preferred kind first."""
         places: list[_Place] = []
-        cuda = {worker: len(found) for worker, found in self._all.get("cuda", {}).items()}
+        cuda = {
+            worker: sum(slot.fits(need) for slot in found) if need.min_memory_bytes else len(found)
+            for worker, found in self._all.get("cuda", {}).items()
+        }
         for kind in need.kinds(cuda):
             for worker, found in self._all.get(kind, {}).items():
                 if need.worker not in (None, worker):
                     continue
-                fit = [slot for slot in found if need.fits(slot.number)]
+                fit = [slot for slot in found if slot.fits(need)]
                 left = self._free[kind, worker]
-                free = [slot.id for slot in fit if slot.id in left]
-                count = need.count(kind, len(fit), len(free), room.most_devices)
+                able = [slot for slot in fit if slot.id in left]
+                able.sort(key=lambda slot: (not slot.free, -slot.kept))  # stable
+                idle = sum(slot.free for slot in able)
+                count = need.count(kind, len(fit), idle, room.most_devices)
                 if len(fit) >= count and room.has_for(count):
-                    places.append(_Place(worker, kind, free, count))
+                    free = [slot.id for slot in able]
+                    places.append(_Place(worker, kind, free, idle, count))
         return places
 
     def _take(self, place: _Place) -> tuple[str, ...]:
@@ -172,7 +202,10 @@ class _Fleet:
         able = [
             worker
             for worker, left in self._shares.items()
-            if left > 0 and worker in hosts and need.worker in (None, worker)
+            if left > 0
+            and worker in hosts
+            and need.worker in (None, worker)
+            and hosts[worker][0].fits(need)
         ]
         if not able or not room.has_for(1):
             return None
@@ -181,29 +214,91 @@ class _Fleet:
         return Choice(waiting.job, best, (hosts[best][0].id,), shared=True)
 
 
-def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE) -> list[Choice]:
-    """Give at most ``most`` queued jobs to workers, in one transaction.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one transaction does."""
 
-    Whether anything can be placed is checked first, without a lock. The caller notifies the
+    chosen: list[Choice]
+    moves: Moves
+
+    def __bool__(self) -> bool:
+        return bool(self.chosen or self.moves)
+
+
+def dispatch(database: Database, settings: Settings, *, most: int = MOST_AT_ONCE) -> list[Choice]:
+    """Give at most ``most`` queued jobs to workers, in one transaction, and divide the cores.
+
+    Whether there is anything to do is checked first, without a lock. The caller notifies the
     chosen workers after the commit.
     """
     with database.read() as tx:
-        if not _choose(tx, settings, most):
+        if not _plan(tx, settings, most):
             return []
     with database.write() as tx:
         lock_at_most(tx, _LOCK_S)
         workers.lock_queue(tx)
-        chosen = _choose(tx, settings, most)
-        wanted = [(one.worker, id_) for one in chosen if not one.shared for id_ in one.devices]
-        held = workers.hold_free(tx, wanted)
-        given = [choice for choice in chosen if _assign(tx, choice, held, settings)]
-        if given:
+        plan = _plan(tx, settings, most)
+        held = _hold(tx, plan)
+        cores.release(tx, plan.moves, held)
+        given = [choice for choice in plan.chosen if _assign(tx, choice, held, settings)]
+        cores.grant(tx, plan.moves, held)
+        if plan:
             failpoint("dispatch.commit")
         return given
 
 
-def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
-    remaining = quotas.remaining(tx, settings)
+def _hold(tx: Transaction, plan: _Plan) -> dict[tuple[str, str], Device]:
+    """Lock the devices of a plan.
+
+    Nobody waits for a job that is about to end, and whose supervisor may be stalled: without its
+    cores the rest is carried out, and the next sweep tries again.
+    """
+    wanted = {(one.worker, id_) for one in plan.chosen if not one.shared for id_ in one.devices}
+    free = wanted - plan.moves.cores
+    held = workers.hold(tx, free)
+    return held | workers.hold(tx, (wanted | plan.moves.cores) - free, wait=False)
+
+
+def is_due(database: Database, settings: Settings) -> bool:
+    """Return whether a queued job may be tried now, or cores are to change hands."""
+    with database.read() as tx:
+        return workers.any_waits(tx) or bool(_plan(tx, settings, 0).moves)
+
+
+def _plan(tx: Transaction, settings: Settings, most: int) -> _Plan:
+    flexible = cores.flexible_jobs(tx)
+    chosen = _choose(tx, settings, most, flexible) if most else []
+    placed = [choice for choice in chosen if not choice.shared]
+    if not (flexible or any(choice.is_flexible for choice in placed)):
+        return _Plan(chosen, Moves())
+    taken = {(one.worker, id_) for one in placed for id_ in one.devices}
+    new = [
+        FlexibleJob(one.job, 0, one.owner, one.worker, len(one.devices), one.devices)
+        for one in placed
+        if one.is_flexible
+    ]
+    mine = {job.job for job in flexible}
+    fixed = {(one.worker, id_) for one in placed if not one.is_flexible for id_ in one.devices}
+    usable = {(w, id_) for w, id_, job in workers.usable_cores(tx) if job is None or job in mine}
+    owners = {job.owner for job in [*flexible, *new]}
+    room = quotas.room_for(tx, settings, owners, cores.cores_by_owner(flexible))
+    for one in placed:
+        if one.owner in room and not one.is_flexible:
+            room[one.owner] -= len(one.devices)
+    moves = cores.redistribute(flexible, usable - fixed, room, new=new, taken=taken)
+    extra: dict[str, list[str]] = {}
+    for (_, id_), job in moves.granted:
+        extra.setdefault(job.job, []).append(id_)
+    chosen = [replace(one, devices=(*one.devices, *extra.get(one.job, ()))) for one in chosen]
+    begun = {job.job for job in new}
+    granted = tuple((core, job) for core, job in moves.granted if job.job not in begun)
+    return _Plan(chosen, replace(moves, granted=granted))
+
+
+def _choose(
+    tx: Transaction, settings: Settings, most: int, flexible: Sequence[FlexibleJob]
+) -> list[Choice]:
+    remaining = quotas.remaining(tx, settings, cores.surplus_by_owner(flexible))
     full = [owner for owner, room in remaining.items() if room.is_used_up]
     since = now() - timedelta(seconds=settings.starvation_s)
     asked = workers.asked_for(tx, without=full, most=most, starved_since=since)
@@ -220,7 +315,10 @@ def _choose(tx: Transaction, settings: Settings, most: int) -> list[Choice]:
     ]
     short = heartbeats.low_on_disk(tx, settings.min_free_bytes)
     devices = workers.devices_to_give(tx, lease_ms=round(settings.lease_s * 1000), without=short)
-    slots = [Slot(*row) for row in devices]
+    if any(waiting.need.min_memory_bytes for waiting in queue):
+        devices = workers.with_host_memory(tx, devices)
+    kept = cores.surplus(flexible)
+    slots = [Slot(*row, kept=kept.get((row.worker, row.id), 0)) for row in devices]
     shares: dict[str, int] = {}
     if any(waiting.need.brief for waiting in queue):
         sharing = workers.sharing(tx)
@@ -244,6 +342,8 @@ def _assign(
     if choice.shared:
         held = workers.devices(tx, names)
     rows = [held[name] for name in names if name in held]
+    if not choice.shared:
+        rows = [row for row in rows if row.healthy and row.job is None]
     if len(rows) < len(names):
         return False
     lease_ms = round(settings.lease_s * 1000)

@@ -177,7 +177,7 @@ class Worker:
             if (found := self._other_process(tx)) is not None:
                 self._refuse(found)
                 return False
-            context.register(tx, self._devices, self._info)
+            context.register(tx, self._devices, self._facts)
             held = attempts.held(tx, context.name)
         return_attempts(
             context, held, exit_kind="worker_lost", reason="its worker ended unexpectedly"
@@ -257,24 +257,34 @@ class Worker:
                 heartbeats.note(tx, context.name, figures, instance=context.instance)
             elif (found := self._other_process(tx)) is None:
                 _log.warning("registered_again")  # removed while it sent no heartbeat
-                context.register(tx, self._devices, self._info)
+                context.register(tx, self._devices, self._facts)
             else:
                 _log.error("name_taken", worker=context.name, host=found.host, pid=found.pid)
                 os.kill(os.getpid(), signal.SIGTERM)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What is known of this host: the inventory, and the versions that torch reports."""
+        reported = {name: of for name, of in self._info.get("versions", {}).items() if of}
+        return {**self._info, "versions": {**self.context.fork_server.versions, **reported}}
 
     def _refresh_inventory(self) -> None:
         context = self.context
         self._take_inventory()
         with context.database.write() as tx:
-            workers.refresh_devices(tx, context.name, self._devices, instance=context.instance)
+            workers.refresh_devices(
+                tx, context.name, self._devices, info=self._facts, instance=context.instance
+            )
 
     def _take_inventory(self, *, measure: bool = False) -> None:
         try:
-            found, self._info = inventory.ask(self._settings, measure=measure)
+            found, info = inventory.ask(self._settings, measure=measure)
+            self._info |= info  # the speed of a core is measured only once
         except (OSError, ValueError, inventory.subprocess.SubprocessError) as error:
             _log.exception("inventory_failed")
             known = self._devices or inventory.cpu_devices(inventory.num_cores(self._settings))
-            found, self._info = inventory.mark_unhealthy(known, str(error)), {}
+            found = inventory.mark_unhealthy(known, str(error))
+            self._info.pop("devices", None)
         self._devices = inventory.mark_withheld(found, self._register.withheld())
 
 

@@ -18,12 +18,13 @@ from glasshouse.errors import TransactionConflict
 from glasshouse.failpoints import failpoint
 from models import marks
 from models.database import lock_at_most
-from models.fleet import heartbeats, workers
+from models.fleet import heartbeats
 from models.fleet.heartbeats import MISSED_CANARIES
 from models.fleet.notifier import worker_queue
 from models.jobs import attempts, leases
 from models.jobs.endings import FATES, ExitKind
 from models.jobs.leases import Claim
+from worker import dispatch as dispatching
 from worker.attempt.supervisor import supervise
 from worker.context import AWAY, WorkerContext, attempt_to
 from worker.ingest import Readers
@@ -141,9 +142,8 @@ class Sweep:
     def _serve_queue(self) -> None:
         """Dispatch queued jobs for all workers: one worker does so in each interval."""
         context = self._context
-        with context.database.read() as tx:
-            if not workers.any_waits(tx):
-                return
+        if not dispatching.is_due(context.database, context.settings):
+            return
         every_ms = round(context.settings.sweep_s * 1000)
         with context.database.write() as tx:
             if not marks.take(tx, "queue", context.instance, every_ms=every_ms):

@@ -20,7 +20,7 @@ from glasshouse.errors import (
     Unprocessable,
     UnsupportedMedia,
 )
-from glasshouse.spec import InferJob, JobSpec, Spec, TrainJob
+from glasshouse.spec import KINDS, AnyJob, JobSpec, Spec
 from glasshouse.spec.error_messages import problems_in
 
 T = TypeVar("T")
@@ -64,13 +64,13 @@ async def read_json_bytes(request: Request) -> bytes:
     return await request.body()
 
 
-_job_adapter: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+_job_adapter: TypeAdapter[AnyJob] = TypeAdapter(JobSpec)
 
 
 def _roots(adapter: Any) -> tuple[type[BaseModel], ...]:
     """Return the models that a body may match, for error messages."""
     if adapter is _job_adapter:
-        return TrainJob, InferJob
+        return KINDS
     return (adapter,) if isinstance(adapter, type) else ()
 
 
@@ -94,7 +94,7 @@ parse_job_body = body_of(_job_adapter, InvalidSpec)
 """Dependency that reads a job spec."""
 
 
-def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+def parse_spec(spec: Mapping[str, Any]) -> AnyJob:
     """Validate a stored or derived job spec as strictly as a request body.
 
     Raises:

@@ -73,7 +73,11 @@ class JobRank(Document):
     rank: int
     worker: str
     device: str
-    """Its CUDA device, or the first of its CPU cores."""
+    """Its CUDA device, or the first of its CPU cores. With `parallel.strategy` `placed` it has all
+    CUDA devices of the job, and this is the first."""
+    threads: int | None
+    """The number of its CPU cores, each with one torch thread; null on CUDA. It changes while the
+    job runs if the spec names no ``threads``."""
     state: str
     """The state of the job: its processes start and end together."""
 
@@ -102,7 +106,7 @@ class Job(Document):
 
     id: str
     object: Literal["job"]
-    kind: Literal["train", "infer"]
+    kind: Literal["train", "infer", "diagnose"]
     name: str
     state: State
     state_reason: str | None
@@ -141,7 +145,8 @@ class Job(Document):
     warnings: list[JobWarning]
     links: dict[str, str]
     result: JsonValue | None = None
-    """The result of an inference job, if it is small."""
+    """The result of a job that is not a training: the outputs of an inference if they are small,
+    the measurements and findings of a diagnose job."""
 
 
 class JobList(ListDocument):
@@ -161,15 +166,77 @@ class PlannedDevice(Document):
     free: bool
 
 
-class PlannedSharing(Document):
-    """How several processes share a training."""
+class PlannedStrategy(Document):
+    """What a job would take under one strategy."""
 
-    strategy: Literal["data"]
+    strategy: Literal["data", "fsdp", "tensor", "pipeline"]
+    memory: dict[str, int]
+    """Bytes by what they are for, of each process."""
+    exchanged_bytes: int
+    """What each process sends in a step, if all exchanges are rings."""
+    fits: bool | None
+    """Whether that fits into the memory of a device that the job may get. Null: no memory is
+    known."""
+    host_bytes: int | None = None
+    """With ``pipeline``, whose processes differ: what all of them need together, on CPU cores of
+    one host. ``memory`` is then that of the process that needs the most."""
+
+
+class PlannedPart(Document):
+    """What one device of a job with the strategy `placed` has."""
+
+    device: int
+    """Index into the devices of the job."""
+    layers: list[str]
+    memory: dict[str, int]
+    """Bytes by what they are for."""
+
+
+class PlannedStage(Document):
+    """What one stage of a pipeline has."""
+
+    stage: int
+    process: int
+    """Its place in the pipeline: of the job's ranks, those whose remainder by the size of the
+    pipeline is this."""
+    layers: list[str]
+    memory: dict[str, int]
+    """Bytes by what they are for. Activations: the outputs of the layers, and what the stage
+    receives, of all micro-batches that it holds at once."""
+    sent_bytes: int
+    """What it sends in a step: values to the next stage, and gradients to the previous one."""
+
+
+class PlannedSharing(Document):
+    """How several processes, or several devices of one process, share a training."""
+
+    strategy: Literal["data", "fsdp", "tensor", "pipeline", "placed"]
     processes: int
+    axes: dict[str, int]
+    """Number of processes along each axis: ``data``, ``fsdp``, ``tensor``, ``pipeline``."""
     global_batch_size: int
     """Rows of a batch of all processes."""
     exchanged_bytes: int
-    """What each process sends in a step, if torch sums the gradients in a ring."""
+    """What each process sends in a step, if all exchanges are rings. With ``pipeline``: what the
+    process sends that sends the most. With ``placed``: what is copied between the devices. Both at
+    the size of float32."""
+    divided: list[str]
+    """The layers of which each process computes a part, with ``tensor``."""
+    strategies: list[PlannedStrategy]
+    """The strategies that support the job and keep its batches, the simplest first. Empty with
+    ``placed``."""
+    devices: list[PlannedPart] = []
+    """With ``placed``: what each device has."""
+    stages: list[PlannedStage] = []
+    """With ``pipeline``: what each stage has."""
+    schedule: Literal["gpipe", "1f1b", "interleaved"] | None = None
+    """With ``pipeline``: the order of its passes."""
+    micro_batches: int | None = None
+    """With ``pipeline``: the number of micro-batches of each batch."""
+    bubble: float | None = None
+    """With ``pipeline``: the fraction of its time in which a process waits if all stages take
+    equally long: (p - 1) / (v m + p - 1), for p processes with v stages each and m micro-batches
+    (Narayanan et al., 2021)."""
 
 
 class Plan(BaseModel):
@@ -183,9 +250,10 @@ class Plan(BaseModel):
     parameters: int
     flops: int | None
     memory: dict[str, int]
-    """Bytes by what they are for, of each process."""
+    """Bytes by what they are for, of each process; with a pipeline, of the one that needs the
+    most."""
     parallel: PlannedSharing | None
-    """How several processes share the training. Null: there is one process."""
+    """How several processes or devices share the training. Null: there is one of each."""
     probes: list[dict[str, JsonValue]]
     num_steps: int | None
     devices: list[PlannedDevice]

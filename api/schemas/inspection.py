@@ -115,6 +115,8 @@ class StatsSeries(Document):
     layer: str
     kind: str
     phase: str
+    rank: int | None
+    """The process whose own values these are. Null: all processes together."""
     step: list[int]
     values: dict[str, list[Number | None]]
 
@@ -125,6 +127,8 @@ class HistogramSeries(Document):
     layer: str
     kind: str
     phase: str
+    rank: int | None
+    """The process whose own values these are. Null: all processes together."""
     step: list[int]
     edges: list[float]
     """Ascending; one more than there are bins. Bins differ in width."""
@@ -146,6 +150,8 @@ class _Captured(Document):
     layer: str
     kind: str
     phase: str
+    rank: int | None
+    """The process whose tensor it is. Null: all processes together."""
     shape: list[int]
     dtype: str
     size_bytes: int
@@ -217,6 +223,8 @@ class AttachedProbe(Document):
     slice: str | None
     max_bytes: int | None
     lossless: bool
+    ranks: Literal["merged", "all"] | list[int]
+    """The processes whose own values it records, beside those of all together."""
     matched: list[str]
     """Layers, leaves and parameters that it watches."""
     bytes_per_step: int
@@ -338,6 +346,31 @@ class PrintedList(ListDocument):
     data: list[Printed]
 
 
+class DeviceProcess(Document):
+    """A process that computes on a device."""
+
+    pid: int | None
+    """Null: only admins see it."""
+    memory_bytes: int | None
+
+
+class Interconnect(Document):
+    """How a device is attached to its host and to the other devices there."""
+
+    pci_bus: str | None
+    pcie_generation: int | None
+    """The current one: an idle device may use a lower one."""
+    pcie_lanes: int | None
+    pcie_max_generation: int | None
+    pcie_max_lanes: int | None
+    nvlinks: int | None
+    """Number of active NVLinks."""
+    peers: dict[str, str]
+    """By the id of another device: ``nvlink``, or the nearest thing that both share:
+    ``same_board``, ``pcie_switch``, ``pcie_switches``, ``host_bridge``, ``numa_node``,
+    ``system``."""
+
+
 class Device(Document):
     """A device of a worker."""
 
@@ -355,6 +388,27 @@ class Device(Document):
     state: Literal["free", "busy", "unavailable"]
     job: str | None
     """The job that uses it, if the caller may see that job."""
+    memory_used_bytes: int | None
+    """Null, as for all that follows: it is a CPU core, or the driver does not report it."""
+    utilization_percent: float | None
+    """Part of the last moments in which the device computed. A MIG instance has none of its own."""
+    temperature_celsius: float | None
+    power_watts: float | None
+    processes: list[DeviceProcess] | None
+    """The processes that compute on it, also those outside this service."""
+    compute_capability: str | None = Field(examples=["9.0"])
+    mig: Literal["instance", "enabled", "disabled"] | None
+    """Whether it is a MIG instance, or in MIG mode. Null: it has no MIG mode."""
+    numa_node: int | None
+    """The NUMA node of the host that it is attached to."""
+    interconnect: Interconnect | None
+
+
+DEVICE_FACTS = (
+    *("memory_used_bytes", "utilization_percent", "temperature_celsius", "power_watts"),
+    *("processes", "compute_capability", "mig", "numa_node", "interconnect"),
+)
+"""The fields of a device that its driver reports."""
 
 
 class DeviceList(ListDocument):
@@ -377,6 +431,66 @@ class Worker(Document):
     """When it was stopped gracefully. Null: it was not."""
     draining: bool
     info: dict[str, Any]
+
+
+VERSIONS = (
+    *("glasshouse", "python", "torch", "triton", "driver", "driver_cuda"),
+    *("cuda", "hip", "cudnn", "nccl", "mkl", "onednn", "openmp"),
+)
+"""The names of `System.versions`."""
+
+
+class NumaNode(Document):
+    """A NUMA node of a host."""
+
+    node: int
+    cpus: str | None = Field(examples=["0-15,32-47"])
+    memory_bytes: int | None
+
+
+class Processors(Document):
+    """The processors of a host."""
+
+    name: str | None
+    cores: int | None
+    logical_cores: int | None
+    job_cores: int | None
+    """How many cores jobs may use."""
+    core_flops: float | None
+    """Measured FLOP/s of one core, float32."""
+    numa_nodes: list[NumaNode] | None
+
+
+class HostMemory(Document):
+    """The memory of a host."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+
+
+class System(Document):
+    """The hardware and the library versions of a worker's host."""
+
+    object: Literal["system"]
+    worker: str
+    state: Literal["active", "draining", "stopped", "lost"]
+    host: str
+    platform: str | None
+    measured_at: str | None
+    versions: dict[str, str | None]
+    """``glasshouse``, ``python``, ``torch``, ``triton``, ``driver``, ``driver_cuda`` (the newest
+    CUDA that the driver supports), and the libraries of this build of torch: ``cuda``, ``hip``,
+    ``cudnn``, ``nccl``, ``mkl``, ``onednn``, ``openmp``. Null: it has none."""
+    cpu: Processors
+    memory: HostMemory
+    devices: list[Device]
+    """The accelerators, as in ``GET /devices``."""
+
+
+class SystemList(ListDocument):
+    """Hardware and versions, by worker."""
+
+    data: list[System]
 
 
 class WorkerList(ListDocument):

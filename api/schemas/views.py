@@ -58,7 +58,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "warnings": job.warnings,
         "links": {"self": path} | {name: f"{path}/{name}" for name in _LINKS},
     }
-    if job.kind == "infer":
+    if job.kind != "train":
         shown["result"] = job.result
     return shown
 
@@ -75,6 +75,7 @@ def ranks_of(job: Job) -> list[dict[str, Any]]:
             "rank": rank,
             "worker": held[rank * each]["worker"],
             "device": held[rank * each]["id"],
+            "threads": each if held[0]["kind"] == "cpu" else None,
             "state": job.state,
         }
         for rank in range(processes if each else 0)
@@ -155,7 +156,8 @@ def probe_json(row: Probe) -> dict[str, Any]:
         "object": "probe",
         "job": row.job,
         "state": row.state,
-        "point": "raw",  # default for probes stored before `point` existed
+        "point": "raw",  # defaults for probes stored before these fields existed
+        "ranks": "merged",
         **row.body,
         "matched": row.matched,
         "bytes_per_step": row.bytes_per_step,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from glasshouse.spec.parallel import num_processes
+from glasshouse.spec.parallel import num_shares
 
 _OF_THE_RUN = (
     "/seed",
@@ -32,10 +32,19 @@ def what_differs(base: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
 
 
 def _with_global_batch(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec whose batch size is that of all processes: their number does not matter."""
+    """Return a spec whose batch size is that of all processes: their number does not matter.
+
+    Nor does it matter which of them, or of their devices, a layer is on.
+    """
     data: dict[str, Any] = dict(spec.get("data") or {})
-    whole = data.pop("global_batch_size", None) or data.get("batch_size", 0) * num_processes(spec)
-    return {**spec, "data": {**data, "batch_size": whole}}
+    whole = data.pop("global_batch_size", None) or data.get("batch_size", 0) * num_shares(spec)
+    network: dict[str, Any] = dict(spec.get("network") or {})
+    if "layers" in network:
+        network["layers"] = [
+            {name: value for name, value in layer.items() if name not in ("device", "stage")}
+            for layer in network["layers"]
+        ]
+    return {**spec, "network": network, "data": {**data, "batch_size": whole}}
 
 
 def _comparable(spec: Any) -> Any:

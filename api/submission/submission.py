@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -23,13 +24,13 @@ from glasshouse.errors import (
     JobNotFound,
     ServiceError,
 )
-from glasshouse.spec import Devices, InferJob, Source, TrainJob
+from glasshouse.spec import AnyJob, Devices, DiagnoseJob, InferJob, Source, TrainJob
 from glasshouse.spec.data import sources_in
 from glasshouse.spec.labels import text_labels, with_values
 from models.database import Transaction
-from models.fleet import workers
+from models.fleet import cores, workers
 from models.jobs import checkpoints, jobs
-from models.jobs.needs import Need, wants
+from models.jobs.needs import GIB, Need, wants
 from models.storage import datasets
 from models.storage.columns import DatasetColumns
 from models.tables import Device, Worker
@@ -73,7 +74,7 @@ class CheckedJob:
 
 
 async def prepare(
-    app_state: AppState, spec: TrainJob | InferJob, caller: Caller, *, hold: bool = False
+    app_state: AppState, spec: AnyJob, caller: Caller, *, hold: bool = False
 ) -> CheckedJob:
     """Check a job, and replace the names of its datasets by ids.
 
@@ -98,11 +99,15 @@ async def prepare(
     if found.checkpoint is not None:  # fix the newest checkpoint of the job as of now
         planned.pop("job", None)
         planned["checkpoint"] = found.checkpoint
-    plan = await app_state.planner.plan(
-        planned, found.datasets, found.network, owner=caller.sees or ""
-    )
+    make_plan = partial(app_state.planner.plan, owner=caller.sees or "")
+    plan = await make_plan(planned, found.datasets, found.network)
+    _mark_fitting(plan, chosen)
+    if (strategy := _choose_strategy(spec, plan)) is not None:
+        planned["parallel"] = {**planned["parallel"], "strategy": strategy}
+        plan = await make_plan(planned, found.datasets, found.network)
+        _mark_fitting(plan, chosen)
     resolved = plan.pop("spec")
-    _refuse_too_large(plan, chosen)
+    _refuse_too_large(spec, plan, chosen)
     _check_start(found, resolved, plan)
     if isinstance(spec, TrainJob):
         warnings += await run_in_threadpool(_scale_warnings, app_state, found, resolved)
@@ -129,28 +134,106 @@ def _scale_warnings(
     return [] if warning is None else [warning]
 
 
-def _refuse_too_large(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
+def _mark_fitting(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
+    """Add to each strategy of a plan whether it ``fits``; None: no memory is known."""
+    for one in _strategies(plan):
+        processes = plan["parallel"]["processes"]
+        sizes = _sizes(devices, one["memory"], processes, one.get("host_bytes"))
+        one["fits"] = any(needed <= size for size, needed in sizes) if sizes else None
+
+
+def _strategies(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parallel: Mapping[str, Any] = plan.get("parallel") or {}
+    return parallel.get("strategies", [])
+
+
+def _choose_strategy(spec: AnyJob, plan: Mapping[str, Any]) -> str | None:
+    """Return what ``auto`` stands for if it is not the strategy of the plan, which is the first."""
+    if not isinstance(spec, TrainJob) or spec.parallel.strategy != "auto" or spec.processes == 1:
+        return None
+    first, *others = _strategies(plan)
+    if first["fits"] is not False:
+        return None
+    return next((one["strategy"] for one in others if one["fits"]), None)
+
+
+def _refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
     """Refuse a job that fits on no device: the out-of-memory killer would end it, or worse."""
-    memory = plan["memory"]
-    sizes = [
-        (device["memory_bytes"], _needed_on(device["kind"], memory))
-        for device in devices
-        if device["memory_bytes"] is not None
-    ]
+    pointer, fix = "/network", "make the network or the batch smaller"
+    if isinstance(spec, DiagnoseJob):
+        pointer, fix = "/sizes_bytes", "send smaller messages, or use fewer processes"
+    if parts := _parts(plan):
+        _refuse_overfull(parts, spec.devices, devices)
+        return
+    for one in _strategies(plan):
+        if one["fits"]:
+            fix = f"set parallel.strategy to {one['strategy']}, or {fix}"
+    processes = 1 if isinstance(spec, InferJob) else spec.processes
+    sizes = _sizes(devices, plan["memory"], processes, _host_bytes(plan))
     if sizes and all(needed > size for size, needed in sizes):
         size, needed = max(sizes)
         detail = (
             f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
-            f"{size / 2**30:.1f} GiB; make the network or the batch smaller"
+            f"{size / 2**30:.1f} GiB; {fix}"
         )
-        problem = FieldProblem("/network", detail, "too_large")
-        raise InvalidSpec(f"/network: {detail}", problems=[problem])
+        problem = FieldProblem(pointer, detail, "too_large")
+        raise InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
-def _needed_on(kind: str, memory: Mapping[str, int]) -> int:
-    """Return the planned bytes on a device; checkpoints are written from host memory."""
-    host_only = 0 if kind == "cpu" else memory["checkpoint_bytes"]
-    return memory["total_bytes"] - host_only
+def _parts(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each device has of a job whose layers are placed."""
+    parallel: Mapping[str, Any] = plan.get("parallel") or {}
+    return parallel.get("devices", [])
+
+
+def _refuse_overfull(
+    parts: list[dict[str, Any]], wanted: Devices, devices: list[dict[str, Any]]
+) -> None:
+    """Refuse layers on a device that is too small for them, if its memory is known."""
+    for part in parts:
+        ids = wanted.ids
+        able = devices
+        if ids is not None:
+            able = [one for one in devices if one["id"] == f"cuda:{ids[part['device']]}"]
+        sizes = [one["memory_bytes"] for one in able if one["memory_bytes"] is not None]
+        needed = part["memory"]["total_bytes"]
+        if sizes and needed > max(sizes):
+            pointer = "/network/layers"
+            detail = f"the layers on device {part['device']} need about {needed / 2**30:.1f} GiB,"
+            detail += f" and the largest device that it may be has {max(sizes) / 2**30:.1f} GiB:"
+            detail += " give some of them another device, or make the batch smaller"
+            problem = FieldProblem(pointer, detail, "too_large")
+            raise InvalidSpec(f"{pointer}: {detail}", problems=[problem])
+
+
+def _host_bytes(plan: Mapping[str, Any]) -> int | None:
+    """Return what the processes of a pipeline need of one host; None: it is no pipeline."""
+    parallel: Mapping[str, Any] = plan.get("parallel") or {}
+    if parallel.get("strategy") != "pipeline":
+        return None
+    return next(one["host_bytes"] for one in _strategies(plan))
+
+
+def _sizes(
+    devices: list[dict[str, Any]],
+    memory: Mapping[str, int],
+    processes: int,
+    host_bytes: int | None = None,
+) -> list[tuple[int, int]]:
+    """Return the memory of each device that is known, and what is needed of it, in bytes.
+
+    On CPU cores all processes share the memory of the host. One of them writes the checkpoints,
+    from host memory on every device. ``memory``: of each process, or of the one that needs the
+    most; ``host_bytes``: of all together, if they differ.
+    """
+    host_only = memory["checkpoint_bytes"]
+    each = memory["total_bytes"] - host_only
+    together = each * processes + host_only if host_bytes is None else host_bytes
+    return [
+        (one["memory_bytes"], together if one["kind"] == "cpu" else each)
+        for one in devices
+        if one["memory_bytes"] is not None
+    ]
 
 
 def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
@@ -187,9 +270,7 @@ def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
     return InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
-def _find_inputs(
-    app_state: AppState, spec: TrainJob | InferJob, caller: Caller, hold: bool
-) -> JobInputs:
+def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) -> JobInputs:
     found, owner = JobInputs(), caller.sees
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
@@ -198,16 +279,17 @@ def _find_inputs(
             sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
         if spec.data.validation is not None:
             sources["/data/validation/dataset"] = spec.data.validation.dataset
-    elif spec.data is not None:
+    elif isinstance(spec, InferJob) and spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
-    begins = isinstance(spec, InferJob) or spec.init is not None
+    init = spec.init if isinstance(spec, TrainJob) else None
+    begins = isinstance(spec, InferJob) or init is not None
     with app_state.database.write() if hold and begins else app_state.database.read() as tx:
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob):
             _find_checkpoint(tx, found, spec, owner, hold=hold)
-        elif spec.init is not None:
-            _find_start(tx, found, spec.init.checkpoint, owner, hold=hold)
+        elif init is not None:
+            _find_start(tx, found, init.checkpoint, owner, hold=hold)
     if isinstance(spec, TrainJob):
         _add_labels(app_state, found, spec)
     return found
@@ -283,7 +365,7 @@ def _find_checkpoint(
 
 
 def _find_devices(
-    app_state: AppState, spec: TrainJob | InferJob
+    app_state: AppState, spec: AnyJob
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Return the devices that the job may get, and warnings.
 
@@ -294,6 +376,7 @@ def _find_devices(
     with app_state.database.read() as tx:
         known = workers.all_devices(tx, lease_ms=lease_ms)
         found = workers.all_workers(tx, lease_ms=lease_ms)
+        surplus = cores.surplus(cores.flexible_jobs(tx))
     hosts = {row.id: row for row, _ in found}
     states = {row.id: state for row, state in found}
     names = set(hosts)
@@ -310,14 +393,22 @@ def _find_devices(
     fitting = [(row, state) for row, state in able if row.healthy and _fits(row, wanted)]
     if not fitting:
         raise _unavailable(*_why_none(wanted, [row for row, _ in able]))
+    fitting = _with_memory(wanted, fitting, hosts)
     _check_number(spec, Counter((row.worker, row.kind) for row, _ in fitting))
     warnings: list[dict[str, str]] = []
     if all(state != "active" for _, state in fitting):
         warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
-    return [_shown(row, state, hosts[row.worker]) for row, state in fitting], warnings
+    return [
+        _shown(
+            row,
+            hosts[row.worker],
+            free=state == "active" and (row.job is None or (row.worker, row.id) in surplus),
+        )
+        for row, state in fitting
+    ], warnings
 
 
-def _check_number(spec: TrainJob | InferJob, numbers: Mapping[tuple[str, str], int]) -> None:
+def _check_number(spec: AnyJob, numbers: Mapping[tuple[str, str], int]) -> None:
     """Check that a worker has enough devices.
 
     ``numbers``: the healthy devices that fit, by worker and kind.
@@ -339,8 +430,35 @@ def _check_number(spec: TrainJob | InferJob, numbers: Mapping[tuple[str, str], i
     if need.ids is not None:
         listed = ", ".join(map(str, need.ids))
         raise _unavailable("/devices/ids", f"no worker has all of the devices {listed}")
-    detail = f"no worker has {need.processes} healthy devices; the most is {most}"
+    detail = f"no worker has {need.num_cuda} healthy devices; the most is {most}"
     raise _unavailable("/devices/count" if spec.devices.count else _PROCESSES, detail)
+
+
+def _with_memory(
+    wanted: Devices, found: list[tuple[Device, str]], hosts: Mapping[str, Worker]
+) -> list[tuple[Device, str]]:
+    """Return the devices that have the memory that the job asks for.
+
+    Raises:
+        DeviceUnavailable: none has it.
+    """
+    least = wanted.min_memory_gib
+    if least is None:
+        return found
+    sizes = [_memory_of(row, hosts[row.worker]) or 0 for row, _ in found]
+    fitting = [one for one, size in zip(found, sizes, strict=True) if size >= int(least * GIB)]
+    if not fitting:
+        kind = "device" if wanted.type == "auto" else f"{wanted.type} device"
+        detail = f"no worker has a {kind} with {least:g} GiB of memory; the most is"
+        raise _unavailable(
+            "/devices/min_memory_gib", f"{detail} {max(sizes) / GIB:.1f} GiB: ask for less"
+        )
+    return fitting
+
+
+def _memory_of(row: Device, host: Worker) -> int | None:
+    """Return the memory of a device; of a CPU core, that of its host."""
+    return host.info.get("memory_bytes") if row.kind == "cpu" else row.memory_bytes
 
 
 def _fits(row: Device, wanted: Devices) -> bool:
@@ -376,14 +494,13 @@ def _listed(names: set[str]) -> str:
     return ", ".join(shown[:20]) + (" …" if len(shown) > 20 else "")
 
 
-def _shown(row: Device, state: str, host: Worker) -> dict[str, Any]:
-    shared = host.info.get("memory_bytes") if row.kind == "cpu" else None
+def _shown(row: Device, host: Worker, *, free: bool) -> dict[str, Any]:
     shown: Mapping[str, Any] = {
         "worker": row.worker,
         "kind": row.kind,
         "id": row.id,
         "name": row.name,
-        "memory_bytes": row.memory_bytes or shared,
-        "free": row.job is None and state == "active",
+        "memory_bytes": _memory_of(row, host),
+        "free": free,
     }
     return dict(shown)

@@ -35,6 +35,7 @@ class Control:
     """A control without requests."""
 
     wanted = None
+    threads = None
     ends_as = "cancelled"
     orders = ()
     cancel_requested = False

@@ -35,7 +35,8 @@ META = {
 class Clock:
     """A job's control that records when steps ended and at which steps checkpoints were saved."""
 
-    cancel_requested, ends_as, wanted, orders = False, "cancelled", None, ()
+    cancel_requested, ends_as, orders = False, "cancelled", ()
+    wanted = threads = None
 
     def __init__(self) -> None:
         self.ends: list[float] = []

@@ -1,8 +1,8 @@
-"""Compares two processes (``parallel`` ``data``) with one, and with hand-written DDP (torchrun).
+"""Compares two processes under each strategy with one, and with hand-written DDP (torchrun).
 
 The sides take turns; each runs in processes of its own with one thread each, on random rows. Prints
 one JSON line for each network: seconds per step, and the medians of the ratios of the rounds. The
-global batch is the same on all sides.
+global batch is the same on all sides. On one side, the two processes are pinned to a core each.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from engine.plan.plan import parse_spec, plan
 from worker.processes.fork_server import ForkServerClient, rank_directory
 
 BATCH, WARM_UP, NUM_ROWS = 256, 20, 6000
+STRATEGIES = ("none", "data", "fsdp", "tensor", "pipeline")
 META = {
     "columns": [
         {"name": "image", "dtype": "uint8", "shape": [784], "file": "0.npy"},
@@ -51,7 +52,7 @@ def network_by_hand(name: str) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(wide, 10))
 
 
-def spec(name: str, processes: int, steps: int, *, is_watched: bool) -> dict[str, Any]:
+def spec(name: str, strategy: str, steps: int, *, is_watched: bool) -> dict[str, Any]:
     """Return the job of a network."""
     layers: list[dict[str, Any]] = []
     for number, width in enumerate(WIDTHS[name]):
@@ -71,18 +72,28 @@ def spec(name: str, processes: int, steps: int, *, is_watched: bool) -> dict[str
         "data": {
             "train": {"dataset": "d", "split": "train"},
             "fields": {"image": {"type": "dense"}, "label": {"type": "integer", "dim": 10}},
-            "batch_size": BATCH // processes,
+            "global_batch_size": BATCH,
         },
-        "parallel": {"strategy": "data", "processes": processes},
+        "parallel": {"strategy": strategy, "processes": processes_of(strategy)},
         "probes": probes if is_watched else [],
         "stop": {"steps": steps},
     }
 
 
+def processes_of(strategy: str) -> int:
+    """Return the number of processes of a side."""
+    return 1 if strategy == "none" else 2
+
+
 def seconds_of_a_job(
-    server: ForkServerClient, table: Path, resolved: dict[str, Any], processes: int
+    server: ForkServerClient, table: Path, resolved: dict[str, Any], *, is_pinned: bool = False
 ) -> float:
-    """Run a job; return the seconds of a step after the first ones."""
+    """Run a job; return the seconds of a step after the first ones.
+
+    ``is_pinned``: each process may run on one core only, a core of its own.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    processes = processes_of(resolved["parallel"]["strategy"])
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "logs").mkdir()
@@ -98,6 +109,8 @@ def seconds_of_a_job(
             }
             (own / "job.json").write_text(json.dumps(job))
             ranks.append(server.fork(directory, {}, rank))
+            if is_pinned:
+                os.sched_setaffinity(ranks[-1].identity.pid, {cpus[rank]})
         for rank in ranks:
             assert rank.wait(600) is not None
             rank.close()
@@ -145,20 +158,16 @@ def main() -> None:
 def compare(server: ForkServerClient, table: Path, network: str, rounds: int, steps: int) -> None:
     """Run all sides ``rounds`` times, and print a line."""
     jobs = {
-        (processes, is_watched): plan(
-            parse_spec(spec(network, processes, steps, is_watched=is_watched)), {"d": META}
+        strategy + "_watched" * is_watched: plan(
+            parse_spec(spec(network, strategy, steps, is_watched=is_watched)), {"d": META}
         )["spec"]
-        for processes in (1, 2)
+        for strategy in STRATEGIES
         for is_watched in (False, True)
     }
     taken: list[dict[str, float]] = []
     for _ in range(rounds):
-        found = {
-            f"{processes}{'_watched' * is_watched}": seconds_of_a_job(
-                server, table, resolved, processes
-            )
-            for (processes, is_watched), resolved in jobs.items()
-        }
+        found = {side: seconds_of_a_job(server, table, resolved) for side, resolved in jobs.items()}
+        found["pinned"] = seconds_of_a_job(server, table, jobs["data"], is_pinned=True)
         taken.append(found | {"by_hand": seconds_by_hand(network, steps)})
 
     def ratio(above: str, below: str) -> float:
@@ -169,10 +178,10 @@ def compare(server: ForkServerClient, table: Path, network: str, rounds: int, st
         "step_ms": {
             side: round(1e3 * statistics.median(one[side] for one in taken), 3) for side in taken[0]
         },
-        "one_to_two": ratio("1", "2"),
-        "hand_to_two": ratio("by_hand", "2"),
-        "watching_one": ratio("1_watched", "1"),
-        "watching_two": ratio("2_watched", "2"),
+        "one_to": {side: ratio("none", side) for side in STRATEGIES[1:]},
+        "hand_to_data": ratio("by_hand", "data"),
+        "pinned_to_data": ratio("pinned", "data"),
+        "watching": {side: ratio(f"{side}_watched", side) for side in STRATEGIES},
     }
     print(json.dumps(line))
 

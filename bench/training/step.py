@@ -73,6 +73,7 @@ class Clock:
     """A control that records the time at every step boundary."""
 
     wanted = None
+    threads = None
     ends_as = "cancelled"
     orders = ()
 

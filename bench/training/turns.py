@@ -26,6 +26,7 @@ class Turn:
     """
 
     wanted = None
+    threads = None
     ends_as = "cancelled"
     orders = ()
 

@@ -83,6 +83,7 @@ class Turns:
     """A control that pauses training between the requested blocks."""
 
     wanted = None
+    threads = None
     ends_as = "cancelled"
     orders = ()
 

@@ -7,7 +7,7 @@ import { flowOf, gradientTrend } from "../src/views/inside/layers/flow";
 import { layersAt, stepsOf } from "../src/views/inside/layers/history";
 import { find, selected, tensorNames } from "../src/views/inside/kinds";
 import { BadFile, readNpy } from "../src/views/inside/tensors/npy";
-import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, whenText } from "../src/views/inside/probes/probe";
+import { bodyOf, cost, draftFrom, draftOf, patchOf, type Probe, recordsRank, whenText } from "../src/views/inside/probes/probe";
 import { atMost, axisOf, borders, columnAt, densities, placeOfStep } from "../src/views/inside/statistics/histogram-axis";
 import { selectedAxes, indexText, rangeOf, sliceOf, tilesOf } from "../src/views/inside/tensors/tiles";
 import { valueRows } from "../src/views/inside/tensors/value-rows";
@@ -148,7 +148,7 @@ test("bars have the powers of ten around their values", () => {
 test("the layers at a step have its statistics and no others", () => {
   const newest = layer({ stats: { output: figures({ step: 20, mean: 9 }) }, tensors: { "fc.weight": { param: figures({ step: 20 }) } } });
   const values = { mean: [0.5], std: [1], min: [0], max: [1], l2: [2], absmax: [1], zeros: [0], nan: [0], inf: [0] };
-  const series = [{ layer: "fc", kind: "output", phase: "train", step: [10], values }, { layer: "fc", kind: "output", phase: "evaluate", step: [10], values: { ...values, mean: [7] } }, { layer: "fc.bias", kind: "param_grad", phase: "train", step: [10], values }];
+  const series = [{ layer: "fc", kind: "output", phase: "train", rank: null, step: [10], values }, { layer: "fc", kind: "output", phase: "evaluate", rank: null, step: [10], values: { ...values, mean: [7] } }, { layer: "fc.bias", kind: "param_grad", phase: "train", rank: null, step: [10], values }];
   const [at] = layersAt([newest], series, 10);
   assert.deepEqual([at!.stats["output"]!.mean, at!.stats["output"]!.step, Object.keys(at!.tensors)], [0.5, 10, ["fc.bias"]]);
   assert.deepEqual(stepsOf([{ step: [0, 10] }, { step: [5, 10] }]), [0, 5, 10]);
@@ -178,11 +178,20 @@ test("a draft becomes a request body with only the fields that apply", () => {
 });
 
 test("a probe passes through the form unchanged, and its interval is shown", () => {
-  const probe = { layers: ["fc"], kinds: ["output"], every: 5, at: null, on: null, want: ["stats"], slice: null, max_bytes: null, max_overhead: 0.03, phase: "train", point: "raw", start: 2, stop: 90, every_now: 20 } as unknown as Probe;
+  const probe = { layers: ["fc"], kinds: ["output"], every: 5, at: null, on: null, want: ["stats"], slice: null, max_bytes: null, max_overhead: 0.03, phase: "train", point: "raw", start: 2, stop: 90, ranks: "merged", every_now: 20 } as unknown as Probe;
   assert.deepEqual(bodyOf(draftFrom(probe)), { layers: ["fc"], kinds: ["output"], want: ["stats"], phase: "train", point: "raw", start: 2, every: 5, stop: 90, max_overhead: 0.03 });
   assert.equal(whenText(probe), "every 20 steps (requested 5, widened by its budget)");
   assert.equal(whenText({ ...probe, every: 1, every_now: 1 }), "every step");
   assert.equal(whenText({ ...probe, every: null, every_now: null, at: [3, 4] }), "at steps 3, 4");
+});
+
+test("the ranks of a probe pass through the form, and empty ones are the default", () => {
+  const probe = (ranks: Probe["ranks"]) => ({ layers: ["fc"], kinds: ["output"], every: 5, at: null, on: null, want: ["stats"], slice: null, max_bytes: null, max_overhead: null, phase: "train", point: "raw", start: 0, stop: null, ranks }) as unknown as Probe;
+  for (const ranks of ["all", [0, 3]] as const) assert.deepEqual(bodyOf(draftFrom(probe(ranks as Probe["ranks"])))["ranks"], ranks);
+  assert.equal("ranks" in bodyOf(draftFrom(probe("merged"))), false);
+  assert.equal(patchOf(draftFrom(probe("merged")))["ranks"], null);
+  assert.deepEqual(bodyOf({ ...draftOf("fc", ["output"], "1"), ranks: "0 x" })["ranks"], [0, "x"]);
+  assert.deepEqual([[probe("all"), 7], [probe([0, 3]), 3], [probe([0, 3]), 1], [probe("merged"), 0]].map(([one, rank]) => recordsRank(one as Probe, rank as number)), [true, true, false, false]);
 });
 
 test("costs have a suitable unit", () => {

@@ -6,6 +6,7 @@ import { confusion, worstFirst } from "../src/views/job/predictions/confusion";
 import { differences } from "../src/views/job/spec/diff";
 import { grouped } from "../src/views/job/charts/groups";
 import { bestOf, directionOf, lostAt } from "../src/views/jobs/finite";
+import { ownTime, rankRows, spread, straggler } from "../src/views/job/ranks";
 import { fewer, type Mark, markOf, marksOf } from "../src/views/job/charts/marks";
 
 test("a metric and its validation are one chart, loss comes first and system metrics last", () => {
@@ -19,6 +20,28 @@ test("a metric that only evaluations have is shown under its own name", () => {
   const groups = grouped(["system/disk_read_bytes_per_s", "throughput/flops_fraction", "throughput/flops_per_s", "system/threads", "system/cpu_percent", "my/own_bytes"]);
   assert.deepEqual(groups.map((one) => one.title), ["my/own_bytes", "MFU (model FLOPs utilization)", "flops (per second)", "cpu (%)", "disk read (bytes/s)", "threads"]);
   assert.deepEqual(grouped(["validation/f1"]), [{ key: "f1", title: "f1", names: ["validation/f1"] }]);
+});
+
+test("the spread of the processes is a chart for each part, and those of one process are none", () => {
+  const groups = grouped(["system/ranks/data_min_s", "system/ranks/data_max_s", "system/ranks/data_median_s", "system/ranks/0/data_s", "system/ranks/slowest"]);
+  assert.deepEqual(groups.map((one) => [one.title, one.names.length]), [["data time of the processes (s)", 3], ["rank of the slowest process", 1]]);
+});
+
+const times = (rank: number, seconds: Record<string, number>) => Object.entries(seconds).map(([part, last]) => ({ name: `system/ranks/${rank}/${part}_s`, last }));
+
+test("the process that keeps the others waiting takes longer for its own part of a step", () => {
+  const others = [0, 2, 10].flatMap((rank) => times(rank, { data: 0.1, compute: 0.9, collective: 2, step: 3.2 }));
+  const rows = rankRows([...others, ...times(1, { data: 0.1, compute: 2.9, collective: 0, step: 3.2 }), { name: "loss", last: 1 }]);
+  assert.deepEqual(rows.map((one) => one.rank), [0, 1, 2, 10]);
+  assert.equal(ownTime(rows[1]!), 3);
+  assert.deepEqual(straggler(rows), { rank: 1, share: 2 / 3.2 });
+});
+
+test("processes that differ a little, and a single one, have no straggler", () => {
+  assert.equal(straggler(rankRows([...times(0, { data: 0, compute: 1, step: 2 }), ...times(1, { data: 0, compute: 1.3, step: 2 })])), null);
+  assert.equal(straggler(rankRows([...times(0, { data: 0, compute: 1, step: 20 }), ...times(1, { data: 0, compute: 3, step: 20 })])), null);
+  assert.equal(straggler(rankRows(times(0, { data: 0, compute: 1 }))), null);
+  assert.deepEqual(spread([3, 1, 2, 10]), { min: 1, median: 2.5, max: 10 });
 });
 
 test("differences of two specs are listed by leaf, and layers are matched by name", () => {

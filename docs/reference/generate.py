@@ -66,6 +66,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.InferJob,
     spec.InferData,
     spec.Flatten,
+    spec.DiagnoseJob,
 )
 
 

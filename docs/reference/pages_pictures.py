@@ -3,6 +3,7 @@
 VIEWS = {
     "jobs": "The list of jobs",
     "job": "A job",
+    "job-processes": "The processes of a job",
     "job-failed": "A failed job",
     "job-logs": "Logs",
     "job-events": "Events",

@@ -108,7 +108,6 @@ class Saver:
         """
         is_named = self._when.is_named
         is_best = step == self._best_at
-        every_s = self._when.every_s
         if due and (is_named or self._is_free):
             return "save"
         if (due or is_best) and not is_named:
@@ -117,9 +116,17 @@ class Saver:
             if is_best and self._affords_copy:
                 return "hold"
             self._lost = step if is_best else self._lost
-        if every_s is not None and time.monotonic() - self._saved_at >= every_s:
-            return None if self.is_busy else "save"
-        return None
+        return "save" if self.is_time else None
+
+    @property
+    def is_time(self) -> bool:
+        """Whether ``every_s`` has passed since the last save, which is written."""
+        every_s = self._when.every_s
+        return (
+            every_s is not None
+            and time.monotonic() - self._saved_at >= every_s
+            and not self.is_busy
+        )
 
     @property
     def _is_free(self) -> bool:

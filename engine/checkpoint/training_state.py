@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from engine.checkpoint.checkpoint import check_shapes
 from engine.core import device
 from engine.core.precision import dtype_name
+from engine.core.shards import is_sharded, sharded_like
 from engine.core.snapshot import State
+from engine.core.tensor_names import root
 from engine.optim.dense_and_sparse import type_of
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointMismatch
@@ -29,19 +31,24 @@ class Weights:
         return dict(self._network.state_dict())
 
     def restore(self, state: State) -> None:
-        """Load the network.
+        """Load the network; of a pipeline, the layers of this process.
 
         Raises:
             CheckpointMismatch: names, shapes or dtypes differ.
         """
         wanted = self._network.state_dict()
+        state = {name: item for name, item in state.items() if not self._is_elsewhere(name)}
         check_shapes(wanted, state, partial=False)
         for name, item in wanted.items():
             if state[name].dtype != item.dtype:
                 both = f"{dtype_name(state[name].dtype)} in the checkpoint and"
                 detail = f"{name!r} is {both} {dtype_name(item.dtype)} in the network."
                 raise CheckpointMismatch(detail)
-        self._network.load_state_dict(state)
+        mine = {name: sharded_like(state[name], item) for name, item in wanted.items()}
+        self._network.load_state_dict(mine)
+
+    def _is_elsewhere(self, name: str) -> bool:
+        return root(name) in getattr(self._network, "elsewhere", ())
 
     def fill(self, state: State, missing: Literal["init", "zero"]) -> None:
         """Load the tensors in ``state``; the others keep their initialization, or become zero.
@@ -63,6 +70,14 @@ class OptimizerState:
             name: item for name, item in network.named_parameters() if item.requires_grad
         }
         self._names = {id(item): name for name, item in self._trained.items()}
+        elsewhere: Mapping[str, nn.Module] = getattr(network, "elsewhere", {})
+        self._elsewhere = {
+            f"{layer}.{name}"
+            for layer, module in elsewhere.items()
+            for name, item in module.named_parameters()
+            if item.requires_grad
+        }
+        """The trained parameters of a pipeline that other processes have."""
 
     def state(self) -> State:
         """Return tensors by name, ``numbers`` (other values) and ``param_groups`` (arguments)."""
@@ -91,7 +106,7 @@ class OptimizerState:
         if state["type"] != mine:
             detail = f"The checkpoint was made with the optimizer {state['type']}, the job's is"
             raise CheckpointMismatch(f"{detail} {mine}.")
-        state = self._named(state)
+        state = self._own(self._named(state))
         fresh, saved = self._groups(), state["param_groups"]
         if not _are_alike(saved, fresh):
             saved = fresh
@@ -111,6 +126,22 @@ class OptimizerState:
             {**group, "params": [self._names[id(item)] for item in own["params"]]}
             for group, own in zip(groups, self._optimizer.param_groups, strict=True)
         ]
+
+    def _own(self, state: State) -> State:
+        """Return the state of the parameters that this process has: all, unless in a pipeline."""
+        if not self._elsewhere:
+            return state
+
+        def is_own(key: str) -> bool:
+            return not any(key.startswith(f"{name}.") for name in self._elsewhere)
+
+        groups = [
+            {**group, "params": [name for name in group["params"] if name not in self._elsewhere]}
+            for group in state["param_groups"]
+        ]
+        numbers = {name: x for name, x in state["numbers"].items() if name not in self._elsewhere}
+        own = {key: x for key, x in state.items() if not isinstance(x, Tensor) or is_own(key)}
+        return {**own, "param_groups": groups, "numbers": numbers}
 
     def _named(self, state: State) -> State:
         """Convert a state of format 2, which numbers trained parameters in the network's order."""
@@ -177,7 +208,11 @@ def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _laid_as(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a tensor with the layout of its parameter, if it has the parameter's shape."""
-    if value.shape != parameter.shape or value.stride() == parameter.stride():
+    if value.shape != parameter.shape:
+        return value
+    if is_sharded(parameter):
+        return sharded_like(value, parameter)
+    if value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 

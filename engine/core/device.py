@@ -6,6 +6,9 @@ module, ``torch.cuda`` or ``torch.xpu``; a backend without it does without. The 
 accelerator: its operations have ended when they return.
 """
 
+import contextlib
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,8 +73,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """Return the most memory that tensors took on the current device; None if it is not known."""
-    return torch.accelerator.max_memory_allocated() if in_use() else None
+    """Return the most memory that tensors took on one device; None if it is not known."""
+    return max(map(torch.accelerator.max_memory_allocated, in_use()), default=None)
 
 
 def cap_memory(device: torch.device, fraction: float) -> None:
@@ -100,6 +103,45 @@ def memory_caps() -> dict[torch.device, float]:
     return found
 
 
+def memory_bytes(device: torch.device) -> tuple[int, int] | None:
+    """Return the free and total memory of an accelerator; None: its backend does not report it."""
+    read = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return None if read is None else read(device)
+
+
+# --- versions ----------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that torch uses on accelerators; None: it has none.
+
+    Nothing here initializes a device, so a process that forks may ask.
+    """
+    return {
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": _dotted(_quietly(torch.backends.cudnn.version)),
+        "nccl": _dotted(_quietly(lambda: importlib.import_module("torch.cuda.nccl").version())),
+    }
+
+
+def _quietly(read: Callable[[], Any]) -> Any:
+    """Return a version; None if the library is missing or does not report it."""
+    with contextlib.suppress(AttributeError, ImportError, OSError, RuntimeError):
+        return read()
+    return None
+
+
+def _dotted(version: int | tuple[int | str, ...] | None) -> str | None:
+    """Return ``9.10.2`` for cuDNN's 91002 (``8.9.7`` for 8907), and for a tuple."""
+    if version is None:
+        return None
+    if not isinstance(version, int):
+        return ".".join(str(part) for part in version)
+    of_major = 10_000 if version >= 90_000 else 1000  # as cudnn_version.h defines it
+    return f"{version // of_major}.{version % of_major // 100}.{version % 100}"
+
+
 # --- random generators -------------------------------------------------------------------------
 
 
@@ -117,3 +159,9 @@ def seed_all(seed: int) -> None:
     """Seed the default generator of every device in use, as torch does for a new one."""
     for module in {torch.get_device_module(device) for device in in_use()}:
         getattr(module, "manual_seed_all", module.manual_seed)(seed)  # MPS has a single device
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Seed the default generator of one accelerator."""
+    with torch.accelerator.device_index(device.index):
+        torch.get_device_module(device).manual_seed(number)

@@ -4,12 +4,14 @@ Everything that a resumed run needs is a part with `Stateful`'s two methods. One
 parts (`engine/training/loop.py`). Handles tensors, not files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from engine.core.shards import whole
 
 State = dict[str, Any]
 """Tensors and JSON values by name. Tensors are written to a file of their own, the rest to
@@ -32,6 +34,15 @@ class Stateful(Protocol):
         ...
 
 
+@runtime_checkable
+class StatefulInParts(Stateful, Protocol):
+    """A part of which each process has something else."""
+
+    def whole_state(self) -> State:
+        """Return what all processes have together, in process 0. Collective."""
+        ...
+
+
 Parts = dict[str, Stateful]
 """All parts by name: ``model`` becomes ``model.safetensors``. They are restored in this order."""
 
@@ -46,12 +57,12 @@ class Snapshot:
     rest: dict[str, dict[str, Any]]
     device: str = "cpu"
     """Type of the device that training runs on: ``cpu``, ``cuda`` …"""
-    _arrived: torch.Event | None = None
+    _arrived: Sequence[torch.Event] = ()
 
     def wait(self) -> None:
-        """Block until copies from a device are complete."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        """Block until copies from devices are complete."""
+        for event in self._arrived:
+            event.synchronize()
 
 
 class Staging:
@@ -87,14 +98,26 @@ def take(
     staging = Staging() if staging is None else staging
     tensors: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, dict[str, Any]] = {}
-    device: torch.device | None = None
+    devices: set[torch.device] = set()
     for name, part in parts.items():
-        whole = part.state()
-        found = {key: item for key, item in whole.items() if isinstance(item, Tensor)}
-        device = next((x.device for x in found.values() if x.device.type != "cpu"), device)
-        rest[name] = {key: item for key, item in whole.items() if key not in found}
-        tensors[name] = {key: staging.copied(name, key, item) for key, item in found.items()}
-    if device is None:
+        state = _whole_state(part)
+        found = {key: item for key, item in state.items() if isinstance(item, Tensor)}
+        devices |= {x.device for x in found.values() if x.device.type != "cpu"}
+        rest[name] = {key: item for key, item in state.items() if key not in found}
+        tensors[name] = {key: staging.copied(name, key, whole(item)) for key, item in found.items()}
+    if not devices:
         return Snapshot(dict(about), tensors, rest)
-    arrived = torch.accelerator.current_stream(device).record_event()
-    return Snapshot(dict(about), tensors, rest, device.type, arrived)
+    arrived = [torch.accelerator.current_stream(one).record_event() for one in devices]
+    return Snapshot(dict(about), tensors, rest, next(iter(devices)).type, arrived)
+
+
+def _whole_state(part: Stateful) -> State:
+    return part.whole_state() if isinstance(part, StatefulInParts) else part.state()
+
+
+def take_part(parts: Mapping[str, Stateful]) -> None:
+    """Send this process's part of each sharded tensor to the process that calls ``take``."""
+    for part in parts.values():
+        for item in _whole_state(part).values():
+            if isinstance(item, Tensor):
+                whole(item)

@@ -23,6 +23,9 @@ PARTS = (
     *("probes", "derived", "checkpoint", "evaluate"),
 )
 """The parts that are reported. The rest of a step is reporting itself."""
+COLLECTIVE = "collective"
+"""Exchanging gradients and numbers with the other processes, and waiting for them. Reported only
+if there are others."""
 REPORT = "report"
 TRAINING_FACTOR = 3
 """A step counts as three times the operations of its forward pass. This is the usual convention:
@@ -89,6 +92,10 @@ class HostClock:
 
     moment = staticmethod(time.perf_counter_ns)
 
+    def moment_on(self, device: torch.device) -> int:
+        """Return the time of the host: only its own tensors are measured by it."""
+        return self.moment()
+
     def has_passed(self, moment: int) -> bool:
         """Return True: moments of the host have always passed."""
         return True
@@ -105,8 +112,13 @@ class DeviceClock:
     host, the time counts for the part that it waits for.
     """
 
-    def __init__(self, make_event: Callable[[], Any] = _timed_event) -> None:
+    def __init__(
+        self, make_event: Callable[[], Any] = _timed_event, device: torch.device | None = None
+    ) -> None:
+        """``device``: the one to measure; None: the current one."""
         self._make_event = make_event
+        # without a stream, an event is recorded on the current device, which autograd changes
+        self._stream = () if device is None else (torch.accelerator.current_stream(device),)
         self._laps = Laps(float)
         self._taken = Laps(float)
         self._free: list[Any] = []
@@ -155,7 +167,13 @@ class DeviceClock:
     def moment(self) -> Any:
         """Record an event at the current position in the queue."""
         event = self._make_event()
-        event.record()
+        event.record(*self._stream)
+        return event
+
+    def moment_on(self, device: torch.device) -> Any:
+        """Record an event at the current position in the queue of another device."""
+        event = self._make_event()
+        event.record(torch.accelerator.current_stream(device))
         return event
 
     def has_passed(self, moment: Any) -> bool:
@@ -170,7 +188,7 @@ class DeviceClock:
         if not self._free:
             return self.moment()
         event = self._free.pop()
-        event.record()
+        event.record(*self._stream)
         return event
 
     def _settle(self) -> None:
@@ -214,7 +232,7 @@ def taken_out(clock: Clock, part: str) -> Generator[None]:
 
 def clock_of(device: torch.device) -> Clock:
     """Return the clock that measures a device."""
-    return DeviceClock() if is_accelerator(device) else HostClock()
+    return DeviceClock(device=device) if is_accelerator(device) else HostClock()
 
 
 @dataclass(frozen=True)
@@ -253,8 +271,9 @@ class Timing:
 
 def figures_of(laps: Laps, work: Work) -> dict[str, float]:
     """Return seconds per step by part, and throughput per second."""
-    steps, total_s = laps["num_steps"], sum(laps[part] for part in (*PARTS, REPORT)) / 1e9
-    figures = {f"time/{part}": laps[part] / 1e9 / steps for part in PARTS}
+    parts = (*PARTS, COLLECTIVE) if laps[COLLECTIVE] else PARTS
+    steps, total_s = laps["num_steps"], sum(laps[part] for part in (*parts, REPORT)) / 1e9
+    figures = {f"time/{part}": laps[part] / 1e9 / steps for part in parts}
     figures["time/step"] = total_s / steps
     if total_s <= 0:
         return figures

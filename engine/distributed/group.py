@@ -3,14 +3,16 @@
 Process 0 decides and reports. What the processes exchange besides gradients is small: sums of
 losses and counts, and JSON documents. Nothing is pickled. A group of one exchanges nothing.
 
-Every method is collective: all processes of the group call it, in the same order.
+Every method but ``send`` and ``receive`` is collective: all processes of the group call it, in the
+same order.
 """
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.core.precision import dtype_name
+from engine.distributed.waiting import waiting
 from glasshouse import jsonio
 
 _LOOPBACK = ("lo", "lo0")
@@ -34,6 +38,38 @@ class Group:
     """The number of this process, from 0."""
     size: int = 1
     """The number of processes."""
+    num_peers: int = 1
+    """How many processes, of adjacent ranks, have the same rows: those that divide layers, or the
+    stages of a pipeline."""
+    is_staged: bool = False
+    """Whether each process has only some of the layers: those of its stages."""
+
+    @property
+    def share(self) -> int:
+        """Which share of the rows this process has, from 0."""
+        return self.rank // self.num_peers
+
+    @property
+    def num_shares(self) -> int:
+        """The number of shares into which rows are divided."""
+        return self.size // self.num_peers
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process stands for its rows: one of those with the same rows does.
+
+        In a pipeline it is the one with the last stage, which has the losses.
+        """
+        return self.rank % self.num_peers == self._place_that_counts
+
+    @property
+    def _place_that_counts(self) -> int:
+        return self.num_peers - 1 if self.is_staged else 0
+
+    @property
+    def place(self) -> int:
+        """The number of this process among those with the same rows, from 0."""
+        return self.rank % self.num_peers
 
     @property
     def is_alone(self) -> bool:
@@ -51,17 +87,96 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
-    def broadcast(self, document: Any) -> Any:
-        """Return the JSON document of process 0; the others pass anything."""
+    def sum_of_rows(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the rows of all processes of what each has computed of its rows."""
+        return self.sum(self.counted(tensor))
+
+    def counted(self, tensor: Tensor) -> Tensor:
+        """Return what this process contributes to a sum over rows: 0 if another stands for them."""
+        return tensor if self.counts else torch.zeros_like(tensor)
+
+    def over_stages(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the stages of a pipeline; elsewhere the tensor."""
+        if not self.is_staged:
+            return tensor
+        return self.sum(tensor.clone() if self.share == 0 else torch.zeros_like(tensor))
+
+    def norm_over_stages(self, norm: Tensor) -> Tensor:
+        """Return the 2-norm of all values, of the norm of those of this process's stages."""
+        if not self.is_staged:
+            return norm
+        return self.over_stages(norm.double().square()).sqrt().to(norm.dtype)
+
+    def same_rows(self) -> Any:
+        """Return torch's group of the processes with the same rows; None: all processes.
+
+        The first call is collective.
+        """
+        return None if self.num_shares == 1 else _with_same_rows(self.size, self.num_peers)
+
+    def other_rows(self) -> Any:
+        """Return torch's group of the processes with all shares of the rows; None: all processes.
+
+        The first call is collective.
+        """
+        return None if self.num_peers == 1 else _with_other_rows(self.size, self.num_peers)
+
+    def start_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to replace a tensor by its sum; the function waits for it and returns it."""
+        work = None if self.is_alone else dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> Tensor:
+            if work is not None:
+                work.wait()
+            return tensor
+
+        return wait
+
+    def broadcast(self, document: Any, source: int = 0) -> Any:
+        """Return the JSON document of process ``source``; the others pass anything."""
         if self.is_alone:
             return document
-        data = _encoded(document) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        is_own = self.rank == source
+        data = _encoded(document) if is_own else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([data.numel()])
-        dist.broadcast(size, 0)
-        if not self.is_first:
+        dist.broadcast(size, source)
+        if not is_own:
             data = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, 0)
+        dist.broadcast(data, source)
         return _decoded(data)
+
+    def send(self, document: Any, to: int) -> None:
+        """Send a JSON document to one process, which calls `receive`."""
+        data = _encoded(document)
+        dist.send(torch.tensor([data.numel()]), to)
+        dist.send(data, to)
+
+    def receive(self, sender: int) -> Any:
+        """Return the JSON document that one process sends."""
+        size = torch.zeros(1, dtype=torch.int64)
+        with waiting.receiving(sender):
+            dist.recv(size, sender)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(data, sender)
+        return _decoded(data)
+
+    def of_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of the first process that stands for its rows, on the host.
+
+        The others pass anything.
+        """
+        source = self._place_that_counts
+        own = {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
+        kinds = {name: [[*item.shape], dtype_name(item.dtype)] for name, item in own.items()}
+        found: dict[str, Tensor] = {}
+        for name, (shape, dtype) in self.broadcast(kinds, source).items():
+            found[name] = (
+                own[name]
+                if self.rank == source
+                else torch.empty(shape, dtype=getattr(torch, dtype))
+            )
+            dist.broadcast(found[name], source)
+        return found
 
     def gather(self, document: Any) -> list[Any]:
         """Return the JSON documents of all processes, by rank; empty except in process 0."""
@@ -80,64 +195,130 @@ class Group:
         dist.gather(padded, found, 0)
         return [_decoded(data[: int(size)]) for data, size in zip(found, sizes, strict=True)]
 
-    def gather_alike(self, label: str, numbers: Tensor) -> list[Tensor] | None:
-        """Return the tensors of all processes, by rank; empty except in process 0.
-
-        None in all processes if their labels or numbers of values differ.
-        """
+    def is_alike(self, label: str, number: int) -> bool:
+        """Whether all processes have passed the same text and the same number."""
         if self.is_alone:
-            return [numbers]
-        own = torch.tensor([numbers.numel(), crc32(label.encode())])
+            return True
+        own = torch.tensor([number, crc32(label.encode())])
         all_own = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(all_own, own)
-        if any(not torch.equal(item, own) for item in all_own):
-            return None
-        if not numbers.numel():
-            return [numbers] * self.size if self.is_first else []
+        return all(torch.equal(item, own) for item in all_own)
+
+    def start_gather(self, numbers: Tensor) -> "Gathering":
+        """Start to send a tensor on the host, of the same shape in all processes, to process 0."""
+        if self.is_alone or not numbers.numel():
+            return Gathering([numbers] * self.size if self.is_first else [], None)
         found = [torch.empty_like(numbers) for _ in range(self.size)] if self.is_first else None
-        dist.gather(numbers, found, 0)
-        return found or []
+        work = dist.gather(numbers, found, 0, async_op=True)
+        return Gathering(found or [], work, numbers)
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors with those of process 0."""
-        if not self.is_alone:
-            for tensor in tensors:
-                dist.broadcast(tensor, 0)
+        """Overwrite tensors with those of process 0; in a pipeline, of the first with the stage."""
+        if self.is_alone or (self.is_staged and self.num_shares == 1):
+            return
+        source, group = (self.place, self.other_rows()) if self.is_staged else (0, None)
+        for tensor in tensors:
+            dist.broadcast(tensor, source, group=group)
 
     def gather_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return each tensor with the rows of all processes, by rank; empty except in process 0.
 
-        A name that a process does not have, or whose shapes differ in more than axis 0, is left
-        out.
+        Of processes with the same rows, the first one's are taken. A name that a process does not
+        have, or whose shapes differ in more than axis 0, is not returned.
+        """
+        return {name: torch.cat(parts) for name, parts in self.gather_parts(tensors).items()}
+
+    def gather_parts(
+        self, tensors: Mapping[str, Tensor], apart: Collection[str] = ()
+    ) -> dict[str, list[Tensor]]:
+        """Return the tensors of all processes, by name and rank; empty except in process 0.
+
+        Of processes with the same rows, the first one's are taken. A name that a process does not
+        have, or whose shapes differ in more than axis 0, is not returned. Those in ``apart``, the
+        same in all processes, are taken of every process and may have any shapes. In a pipeline, a
+        name is that of the stage that has it.
         """
         if self.is_alone:
-            return dict(tensors)
-        shapes = self.gather({name: [*item.shape] for name, item in tensors.items()})
-        wanted = self.broadcast([*_common(shapes)])
-        found: dict[str, Tensor] = {}
-        for name in wanted:
-            own = tensors[name].detach().contiguous()
+            return {name: [tensor] for name, tensor in tensors.items()}
+        kinds = self.gather(
+            {name: [[*item.shape], dtype_name(item.dtype)] for name, item in tensors.items()}
+        )
+        senders = self.broadcast(self._senders(kinds, apart))
+        found: dict[str, list[Tensor]] = {}
+        for name, ranks in senders.items():
             if not self.is_first:
-                dist.send(own.cpu(), 0)
+                if self.rank in ranks:
+                    dist.send(tensors[name].detach().contiguous().cpu(), 0)
                 continue
-            rows = [own.cpu()]
-            for rank in range(1, self.size):
-                part = torch.empty(shapes[rank][name], dtype=own.dtype)
-                dist.recv(part, rank)
+            rows: list[Tensor] = []
+            for rank in ranks:
+                if rank == 0:
+                    rows.append(tensors[name].detach().contiguous().cpu())
+                    continue
+                shape, dtype = kinds[rank][name]
+                part = torch.empty(shape, dtype=getattr(torch, dtype))
+                with waiting.receiving(rank):
+                    dist.recv(part, rank)
                 rows.append(part)
-            found[name] = torch.cat(rows)
+            found[name] = rows
         return found
+
+    def _senders(
+        self, kinds: Sequence[Mapping[str, Any]], apart: Collection[str]
+    ) -> dict[str, list[int]]:
+        """Return the ranks whose tensors are taken, by name.
+
+        ``kinds``: by rank, the shape and the dtype of each tensor.
+        """
+        if not kinds:  # not process 0
+            return {}
+        if not self.is_staged:
+            shapes = [{name: kind[0] for name, kind in own.items()} for own in kinds]
+            every, first = [*range(self.size)], [*range(0, self.size, self.num_peers)]
+            return {name: every if name in apart else first for name in _common(shapes, apart)}
+        found: dict[str, list[int]] = {}
+        for place in range(self.num_peers):  # those of one stage have the same layers
+            ranks = range(place, self.size, self.num_peers)
+            for name in kinds[place]:
+                there = [rank for rank in ranks if name in kinds[rank]]
+                tails = {tuple(kinds[rank][name][0][1:]) for rank in there}
+                if name not in found and (len(tails) == 1 or name in apart):
+                    found[name] = there
+        return found
+
+
+class Gathering:
+    """Tensors of all processes on their way to process 0. It looks like a ``torch.Event``."""
+
+    def __init__(self, found: list[Tensor], work: Any, sent: Tensor | None = None) -> None:
+        self._found = found
+        self._work = work
+        self._sent = sent  # must live until it has been sent
+
+    def query(self) -> bool:
+        """Whether all have arrived."""
+        return self._work is None or self._work.is_completed()
+
+    def synchronize(self) -> None:
+        """Wait until all have arrived."""
+        if self._work is not None:
+            self._work.wait()
+
+    def wait(self) -> list[Tensor]:
+        """Wait; return the tensors by rank, empty except in process 0."""
+        self.synchronize()
+        return self._found
 
 
 ALONE = Group()
 """The group of a job with one process."""
 
 
-def connect(rank: int, size: int, store: Path) -> Group:
+def connect(rank: int, size: int, store: Path, timeout: timedelta = TIMEOUT) -> Group:
     """Join the group; ``store``: a new file that all processes of this host can open.
 
     CPU tensors travel over gloo, those of accelerators over the backend that torch has for them.
-    The process leaves the group when it exits.
+    The process leaves the group when it exits. ``timeout``: the longest that a collective waits.
     """
     if size == 1:
         return ALONE
@@ -145,19 +326,40 @@ def connect(rank: int, size: int, store: Path) -> Group:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if loopback:
             os.environ.setdefault(variable, loopback[0])
-    dist.init_process_group(
-        init_method=f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT
-    )
+    with waiting.joining():
+        dist.init_process_group(
+            init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
+        )
     return Group(rank, size)
 
 
-def _common(shapes: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
-    """Return the names that all processes have, with shapes that differ in axis 0 only."""
+@cache
+def _with_same_rows(size: int, num_peers: int) -> Any:
+    ranks = [[*range(first, first + num_peers)] for first in range(0, size, num_peers)]
+    return dist.new_subgroups_by_enumeration(ranks)[0]
+
+
+@cache
+def _with_other_rows(size: int, num_peers: int) -> Any:
+    ranks = [[*range(first, size, num_peers)] for first in range(num_peers)]
+    return dist.new_subgroups_by_enumeration(ranks)[0]
+
+
+def _common(
+    shapes: Sequence[Mapping[str, Sequence[int]]], apart: Collection[str] = ()
+) -> list[str]:
+    """Return the names that all processes have, with shapes that differ in axis 0 only.
+
+    Those in ``apart`` may have any shapes.
+    """
     first, *others = shapes or [{}]
     return [
         name
         for name, shape in first.items()
-        if shape and all(name in other and other[name][1:] == shape[1:] for other in others)
+        if shape
+        and all(
+            name in other and (other[name][1:] == shape[1:] or name in apart) for other in others
+        )
     ]
 
 

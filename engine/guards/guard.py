@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.core.readback import Readback
+from engine.core.shards import norms
 from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.tensor_names import leaves, root
@@ -50,6 +51,8 @@ promised, because the rest of the guard takes time too."""
 _MAX_EVERY = 64
 SCALE = "loss_scale"
 """Reported with the checked numbers if losses are scaled."""
+_PHASES = ("update", "forward", "backward")
+"""Where a NaN may first be, in the order of a step."""
 _ABSMAX = STATS_COLUMNS.index("absmax")
 _STEP_COLUMNS = ("step", "loss", "grad_norm", "lr")
 
@@ -84,6 +87,8 @@ class Guard:
         self._job = job
         self._rows = rows
         self._readback = readback
+        self._home = learner.home
+        self._devices = learner.network.devices(rows.device)
         self._clock = clock
         self._emit = emit
         self._optimizer = learner.optimizer
@@ -126,18 +131,26 @@ class Guard:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def begin(self, batch: Batch, part: StepPart | None = None) -> None:
+    def begin(
+        self,
+        batch: Batch,
+        part: StepPart | None = None,
+        seed_stage: Callable[[int], object] | None = None,
+    ) -> None:
         """Start the forward pass of a batch.
 
-        ``part``: its place in the step, if several micro-batches make one step.
+        ``part``: its place in the step, if several micro-batches make one step. ``seed_stage``: of
+        a pipeline, what seeds the random generators for a stage.
         """
         if self._checks:
             if not self._passes:
                 self._gate.begin()
-            randomness = Randomness.now(self._readback.device)
+            randomness = Randomness.now(*self._devices)
             carried = self._learner.hidden_state
             hidden_state = None if carried is None else carried.snapshot()
-            self._passes.append(Pass(batch.taken, randomness, batch.trained_in, hidden_state, part))
+            self._passes.append(
+                Pass(batch.taken, randomness, batch.trained_in, hidden_state, part, seed_stage)
+            )
 
     def blame(self, error: Exception, batch: Batch | None) -> Exception:
         """Return a ``NonFinite`` failure if a layer or the loss failed on NaN or Inf.
@@ -182,9 +195,13 @@ class Guard:
         numbers: dict[str, Tensor] = {"loss": loss.detach()} if "loss" in self._checks else {}
         if "gradients" in self._checks and self._pace.is_due():
             with self._pace:
-                numbers["gradients"] = norm_of([item.grad for item in self._graded], loss)
+                graded = [item.grad for item in self._graded]
+                own = norm_of(graded, loss, home=self._home)
+                numbers["gradients"] = self._group.norm_over_stages(own)
         if "outputs" in self._checks:
-            numbers["outputs"] = self._group.sum(norm_of(self._norms, loss, math.inf))
+            numbers["outputs"] = self._group.sum(
+                norm_of(self._norms, loss, math.inf, home=self._home)
+            )
             self._norms = []
         if self._scaling is not None and "gradients" in self._checks:
             numbers[SCALE] = self._scaling.scale
@@ -241,8 +258,10 @@ class Guard:
     def _after_update(self, _optimizer: object, _args: object, _keywords: object) -> None:
         parameters = [item.detach() for item in self._graded]
         numbers: dict[str, Tensor] = {}
-        if parameters:
-            numbers["parameters"] = norm_of(parameters, parameters[0], math.inf)
+        if parameters or self._group.is_staged:
+            like = parameters[0] if parameters else torch.zeros((), device=self._devices[0])
+            own = norm_of(parameters, like, math.inf, home=self._home)
+            numbers["parameters"] = self._group.over_stages(own)
         self._put(CheckedStep(*self._newest, [*numbers], [], self._previous), numbers)
 
     def _put(self, seen: CheckedStep, numbers: Mapping[str, Tensor]) -> None:
@@ -298,7 +317,9 @@ class Guard:
         is_finite = found.norm is not None
         if not self._group.is_alone and self._readback.device.type == "cpu":
             own = {"record": record, "is_finite": is_finite}
-            chosen = self._group.broadcast(joined(self._group.gather(own)))
+            order = self._learner.network.names if self._group.is_staged else ()
+            found_by_all = joined(self._group.gather(own), self._group.num_peers, order)
+            chosen = self._group.broadcast(found_by_all)
             record, is_finite = chosen["record"], chosen["is_finite"]
             found.layer, text = record["layer"], record["message"]
         # An overflowing norm may be the last warning before a first NaN, which is reported too.
@@ -386,19 +407,36 @@ class Guard:
         }
 
 
-def joined(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(
+    found: Sequence[dict[str, Any]], num_peers: int = 1, order: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return one finding of those of all processes, which have seen different rows of a step.
 
     It is that of the first process that has found a NaN or Inf, with the rows of all. Each of
     ``found`` has the ``record``, and whether all values were finite (``is_finite``).
+    ``num_peers``: how many processes, one after another, have seen the same rows. ``order``: of a
+    pipeline, the layers in order: the first process is then the one that computed first.
     """
-    ranked = sorted(found, key=lambda one: (one["record"]["layer"] is None, one["is_finite"]))
+    places = {name: place for place, name in enumerate(order)}
+
+    def rank(one: dict[str, Any]) -> tuple[Any, ...]:
+        record = one["record"]
+        layer, phase = record["layer"], record["phase"]
+        of_values = layer is None, one["is_finite"]
+        if not order or layer is None:
+            return of_values
+        place = places.get(root(layer), len(order) if layer == "loss" else -1)
+        return *of_values, _PHASES.index(phase), -place if phase == "backward" else place
+
+    ranked = sorted(found, key=rank)
     if not ranked:  # not process 0, which joins them
         return {}
     record, all_records = dict(ranked[0]["record"]), [one["record"] for one in found]
-    for name in ("samples", "bad_samples"):
-        record[name] = [number for one in all_records for number in one[name]][:MAX_SAMPLES]
-    record["num_samples"] = sum(one["num_samples"] for one in all_records)
+    of_rows = all_records[::num_peers]
+    samples = [number for one in of_rows for number in one["samples"]]
+    bad = dict.fromkeys(number for one in all_records for number in one["bad_samples"])
+    record["samples"], record["bad_samples"] = samples[:MAX_SAMPLES], [*bad][:MAX_SAMPLES]
+    record["num_samples"] = sum(one["num_samples"] for one in of_rows)
     return {"record": record, "is_finite": ranked[0]["is_finite"]}
 
 
@@ -443,18 +481,25 @@ class CheckInterval:
         self._left = self.every - 1
 
 
-def norm_of(tensors: Sequence[Tensor | None], like: Tensor, order: float = 2) -> Tensor:
-    """Return the norm of all values together: NaN or Inf if a value is. Waits for nothing.
+def norm_of(
+    tensors: Sequence[Tensor | None],
+    like: Tensor,
+    order: float = 2,
+    *,
+    home: torch.device | None = None,
+) -> Tensor:
+    """Return the norm of all values together: NaN or Inf if a value is. Does not wait for a device.
 
-    With order 2 it is also Inf if values exceed 1e19, because their squares overflow.
+    ``home``: the device of the result, if the tensors are on several. Collective if a tensor is
+    sharded. With order 2 it is also Inf if values exceed 1e19, because
+    their squares overflow.
     """
     there = [item.detach() for item in tensors if item is not None]
     dense = [item if item.layout is torch.strided else item._values() for item in there]  # pyright: ignore[reportPrivateUsage]
     filled = [item for item in dense if item.numel()]
     if not filled:
-        return torch.zeros((), device=like.device)
-    norms: list[Tensor] = torch._foreach_norm(filled, order)  # pyright: ignore
-    return torch.linalg.vector_norm(torch.stack([item.to(torch.float32) for item in norms]), order)
+        return torch.zeros((), device=home or like.device)
+    return torch.linalg.vector_norm(norms(filled, order, home).to(torch.float32), order)
 
 
 def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = False) -> list[str]:

@@ -6,15 +6,16 @@ random generators are restored after it, bit for bit.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from engine.core.shards import own_part
 from engine.core.tensor_names import leaves, root
 from engine.data.batches.batch import Batch, Taken
 from engine.data.batches.rows import Rows
@@ -24,9 +25,13 @@ from engine.losses.loss_sums import StepPart
 from engine.losses.losses import loss_of
 from engine.network.hidden_state import States, alone
 from engine.network.layers import LayerFailed
+from engine.network.placement import backward_in_order
 from engine.probes.statistics.summarize import summarize
 from engine.probes.watched.layer_hooks import watch_gradient, watch_outputs
 from glasshouse.events import STATS_COLUMNS
+
+if TYPE_CHECKING:
+    from engine.learner.pipelined import Pipelined
 
 NUM_TENSORS = 20
 """Number of tensors whose statistics are kept, up to and including the first bad one."""
@@ -50,6 +55,8 @@ class Pass:
     """The initial hidden state of its stateful layers, if there are any."""
     part: StepPart | None = None
     """Its place in the step, if several micro-batches make one step."""
+    seed_stage: Callable[[int], object] | None = None
+    """Of a pipeline: seeds the random generators for a stage, by its number."""
 
     def restore(self, learner: Learner) -> None:
         """Restore the random state and the hidden state that it began with."""
@@ -119,22 +126,28 @@ class Replay:
         norm overflows, else the parameter's gradient with the largest norm.
         """
         found = self.in_parameters()
-        if found.layer is not None:
+        if self._any(found):
             return found
         largest = Found()
         for number, one in enumerate(passes):
             hidden_state = self._learner.hidden_state
-            with untouched(self._network, one.randomness.device), alone(hidden_state):
+            with untouched(self._network, *one.randomness.devices), alone(hidden_state):
                 one.restore(self._learner)
                 search = _Search(self._skipped)
                 batch = self._rows.batch(one.taken, trained_in=one.trained_in)
-                self._run(batch, one.part, search)
+                self._run(batch, one, search)
             found = search.found
             found.num_pass = search.largest.num_pass = number
-            if found.layer is not None:
+            if self._any(found):
                 return found
             largest = larger(largest, search.largest)
         return largest
+
+    def _any(self, found: Found) -> bool:
+        """Whether something was found in any process; the passes may need all of them."""
+        if self._learner.group.is_alone:
+            return found.layer is not None
+        return bool(self._learner.group.sum(torch.tensor(float(found.layer is not None))))
 
     @torch.no_grad()
     def in_parameters(self) -> Found:
@@ -153,8 +166,11 @@ class Replay:
         search.see_batch(batch)
         for name, parameter in self._network.named_parameters():
             search.see_parameter(name, "param", "update", parameter)
-        if search.found.layer is not None:
-            return search.found
+        is_alone = self._learner.group.is_alone or not (
+            self._learner.is_sharded or self._learner.synced
+        )
+        if search.found.layer is not None or not is_alone:
+            return search.found  # the other processes do not run the pass again
         handles = watch_outputs(self._network, search.see_output)
         try:
             with contextlib.suppress(LayerFailed):  # as in the step itself
@@ -164,7 +180,7 @@ class Replay:
                 handle.remove()
         return search.found
 
-    def _run(self, batch: Batch, part: StepPart | None, search: "_Search") -> None:
+    def _run(self, batch: Batch, one: Pass, search: "_Search") -> None:
         loss_fn, scaling = self._learner.loss_fn, self._learner.scaling
         search.see_batch(batch)
         handles = watch_outputs(self._network, search.see_output)
@@ -173,15 +189,40 @@ class Replay:
                 hook = partial(search.see_grad, name)
                 handles.append(parameter.register_post_accumulate_grad_hook(hook))
         try:
+            if self._learner.pipeline is not None:
+                self._run_stages(self._learner.pipeline, batch, one, search)
+                return
             # If a layer fails, check what was computed before it.
             with contextlib.suppress(LayerFailed, RuntimeError), torch.enable_grad():
-                loss = loss_of(loss_fn, self._network(batch.tensors), part).total
+                loss = loss_of(loss_fn, self._network(batch.tensors), one.part).total
                 search.see("loss", "loss", "output", "forward", loss)
-                if search.found.layer is None:
-                    (loss if scaling is None else loss * scaling.scale).backward()
+                if not self._any(search.found):
+                    with backward_in_order(self._network.placement):
+                        (loss if scaling is None else loss * scaling.scale).backward()
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _run_stages(
+        self, pipeline: "Pipelined", batch: Batch, one: Pass, search: "_Search"
+    ) -> None:
+        """Run both passes through all stages, each of which checks what it computes.
+
+        A process does not know what an earlier stage has found, so it may find what follows from
+        that: `guard.joined` takes the first.
+        """
+
+        def after(_number: int, values: Mapping[str, Tensor]) -> Tensor:
+            loss = loss_of(self._learner.loss_fn, values, one.part).total
+            search.see("loss", "loss", "output", "forward", loss)
+            return loss
+
+        def before(_number: int, stage: int) -> None:
+            if one.seed_stage is not None:
+                one.seed_stage(stage)
+
+        with torch.enable_grad():
+            pipeline.run([batch], before=before, after=after)
 
 
 class _Search:
@@ -222,7 +263,8 @@ class _Search:
         """Check a tensor that still has its value."""
         if self.found.layer is not None or not tensor.is_floating_point():
             return
-        figures = summarize(tensor.detach())
+        tensor = own_part(tensor.detach())
+        figures = summarize(tensor)
         row: Row = [*(figures.tolist() if isinstance(figures, Tensor) else figures)]
         self._rows.append([name, kind, *row])
         if kind == "input":
@@ -274,7 +316,7 @@ def larger(first: Found, second: Found) -> Found:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite; waits for the device."""
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach()).all())
+    return not tensor.is_floating_point() or bool(torch.isfinite(own_part(tensor)).all())
 
 
 def described(found: Found, readers: Sequence[str]) -> str:

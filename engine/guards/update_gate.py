@@ -101,7 +101,8 @@ class UpdateGate:
                 flag = torch.maximum(flag, self._flag)
             self._optimizer.found_inf = self._flag = flag
             for buffer, before in zip(self._buffers, self._before, strict=True):
-                buffer.copy_(torch.where(bad, before, buffer))
+                is_bad = bad.to(buffer.device, non_blocking=True)
+                buffer.copy_(torch.where(is_bad, before, buffer))
 
     def _before_update(self, optimizer: torch.optim.Optimizer, _args: Any, _keywords: Any) -> None:
         if self.is_shut:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from engine.checkpoint.training_state import Weights
+from engine.core.shards import is_sharded, own_part, sharded_like
 from engine.core.snapshot import State
 from engine.network.network import Network
 from glasshouse.spec import Average
@@ -29,6 +30,7 @@ class Averages:
 
     def __init__(self, spec: Average, network: Network) -> None:
         self._spec = spec
+        self._network = network
         averaged = {
             **dict(network.named_parameters()),
             **{name: x for name, x in network.named_buffers() if x.is_floating_point()},
@@ -59,8 +61,8 @@ class Averages:
         groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for mean, item in zip(self._means, self._newest, strict=True):
             some, others = groups.setdefault((mean.device, mean.dtype), ([], []))
-            some.append(mean)
-            others.append(item)
+            some.append(own_part(mean))
+            others.append(own_part(item))
         for some, others in groups.values():
             rule(some, others, self._count)  # pyright: ignore[reportArgumentType]
 
@@ -77,18 +79,34 @@ class Averages:
         finally:
             self._swap()
 
+    def means(self) -> dict[str, Tensor]:
+        """Return the averages by the names that the network saves; empty before the first."""
+        if not self._count:
+            return {}
+        self._settle()
+        saved = self._network.state_dict().keys()
+        named = zip(self._names, self._means, strict=True)
+        return {name: mean.detach() for name, mean in named if name in saved}
+
     def _settle(self) -> None:
         """Make the means current, which they always are."""
 
+    @torch.no_grad()
     def _swap(self) -> None:
         for mine, mean in zip(self._newest, self._means, strict=True):
-            mine.data, mean.data = mean.data, mine.data
+            if is_sharded(mine):  # torch keeps its memory
+                own, other = own_part(mine), own_part(mean)
+                before = own.clone()
+                own.copy_(other)
+                other.copy_(before)
+            else:
+                mine.data, mean.data = mean.data, mine.data
 
     @torch.no_grad()
     def begin_with_network(self) -> None:
         """Set the averages to the network's weights."""
         for mine, mean in zip(self._newest, self._means, strict=True):
-            mean.copy_(mine)
+            own_part(mean).copy_(own_part(mine))
 
     def state(self) -> State:
         """Return the number of averaged steps and what the averages are computed from."""
@@ -120,13 +138,13 @@ class _WindowAverages(Averages):
 
     def _add(self) -> None:
         for total, item in zip(self._sums["new"], self._newest, strict=True):
-            total.add_(item)
+            own_part(total).add_(own_part(item))
         self._counts["new"] += 1
         full = min(float(self._most), (self._count + 1) * self._rate)
         if self._counts["new"] >= self._least and self._counts["new"] >= full:
             self._sums["old"], self._sums["new"] = self._sums["new"], self._sums["old"]
             for total in self._sums["new"]:
-                total.zero_()
+                own_part(total).zero_()
             self._counts = {"new": 0, "old": self._counts["new"]}
 
     @torch.no_grad()
@@ -135,7 +153,7 @@ class _WindowAverages(Averages):
         total = self._counts["new"] + self._counts["old"]
         sums = zip(self._means, self._sums["new"], self._sums["old"], strict=True)
         for mean, new, old in sums:
-            mean.copy_((new + old) / total)
+            own_part(mean).copy_((own_part(new) + own_part(old)) / total)
 
     def state(self) -> State:
         """Return the number of averaged steps, and the sums by age."""
@@ -154,7 +172,8 @@ class _WindowAverages(Averages):
             for number, (name, item) in enumerate(zip(self._names, tensors, strict=True)):
                 key = f"{age}.{name}"
                 # A checkpoint of format 2 numbers them.
-                item.copy_(state[key] if key in state else state[f"{age}.{number}"])
+                saved = state[key] if key in state else state[f"{age}.{number}"]
+                own_part(item).copy_(own_part(sharded_like(saved, item)))
 
 
 class AveragedWeights(Weights):
@@ -166,8 +185,7 @@ class AveragedWeights(Weights):
 
     def state(self) -> State:
         """Return all tensors of the network, averaged."""
-        with self._averages.applied():
-            return super().state()
+        return super().state() | self._averages.means()
 
     def restore(self, state: State) -> None:
         """Load the network, and set the averages to the same values.

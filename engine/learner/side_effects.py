@@ -13,29 +13,33 @@ from engine.network.network import Network
 
 @dataclass(frozen=True)
 class Randomness:
-    """The states of the random generators of the CPU and of the computing device."""
+    """The states of the random generators of the CPU and of the computing devices."""
 
-    device: torch.device
+    devices: tuple[torch.device, ...]
     host: Tensor
-    own: Tensor | None
+    own: tuple[Tensor, ...]
+    """Of each accelerator."""
 
     @staticmethod
-    def now(device: torch.device) -> "Randomness":
+    def now(*devices: torch.device) -> "Randomness":
         """Return the current states."""
-        own = random_state(device) if is_accelerator(device) else None
-        return Randomness(device, torch.get_rng_state(), own)
+        own = tuple(random_state(one) for one in devices if is_accelerator(one))
+        return Randomness(devices, torch.get_rng_state(), own)
 
     def restore(self) -> None:
         """Restore the states."""
         torch.set_rng_state(self.host)
-        if self.own is not None:
-            set_random_state(self.device, self.own)
+        for device, state in zip(filter(is_accelerator, self.devices), self.own, strict=True):
+            set_random_state(device, state)
 
 
 @contextlib.contextmanager
-def untouched(network: Network, device: torch.device) -> Generator[None]:
-    """Restore the gradients, buffers and random generators when the block ends."""
-    randomness = Randomness.now(device)
+def untouched(network: Network, *devices: torch.device) -> Generator[None]:
+    """Restore the gradients, buffers and random generators when the block ends.
+
+    ``devices``: those that compute.
+    """
+    randomness = Randomness.now(*devices)
     gradients = [(item, item.grad) for item in network.parameters()]
     buffers = [(item, item.detach().clone()) for item in network.buffers()]
     for parameter, _ in gradients:

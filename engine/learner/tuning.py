@@ -1,7 +1,7 @@
 """Settings that change only speed, chosen by a short trial before the first step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -57,8 +57,9 @@ class Tuned:
             return
         batch = next(rows.in_order(min(pass_size, rows.num_rows)))
         try:
-            with untouched(network, rows.device):
-                times = self._times(lambda: _pass(network, loss_fn, batch), rows.device)
+            devices = network.devices(rows.device)
+            with untouched(network, *devices):
+                times = self._times(lambda: _pass(network, loss_fn, batch), devices)
         except Exception:  # the first step will fail too, and report where
             self.take("contiguous_format")
             return
@@ -68,17 +69,17 @@ class Tuned:
         record = {"type": "adjusted", "at": now(), "what": "memory_format", "by": "tune"}
         emit(record | {"from": "contiguous_format", "to": self.memory_format, "step": 0})
 
-    def _times(self, once: Callable[[], None], device: torch.device) -> dict[str, float]:
+    def _times(self, once: Callable[[], None], devices: Sequence[torch.device]) -> dict[str, float]:
         """Return the shortest seconds of several rounds by layout; the layouts take turns."""
         times = dict.fromkeys(FORMATS, float("inf"))
         for number in range(_WARM_UP + _ROUNDS):
             for name, memory_format in FORMATS.items():
                 self._network.lay_out(memory_format)
-                began = _clock(device)
+                began = _clock(devices)
                 for _ in range(_PASSES):
                     once()
                 if number >= _WARM_UP:
-                    times[name] = min(times[name], _clock(device) - began)
+                    times[name] = min(times[name], _clock(devices) - began)
         return times
 
 
@@ -88,6 +89,7 @@ def _pass(network: Network, loss_fn: Losses, batch: Batch) -> None:
         parameter.grad = None
 
 
-def _clock(device: torch.device) -> float:
-    synchronize(device)
+def _clock(devices: Sequence[torch.device]) -> float:
+    for device in devices:
+        synchronize(device)
     return time.perf_counter()

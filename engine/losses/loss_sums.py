@@ -43,7 +43,8 @@ class LossSums:
         """Return the sums over the rows of all processes."""
         if group.is_alone:
             return self
-        return LossSums(*group.sum(torch.stack([self.numerators, self.denominators])).unbind())
+        both = torch.stack([self.numerators, self.denominators])
+        return LossSums(*group.sum_of_rows(both).unbind())
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Term:
             return late.noted(mean * (own / whole), is_empty)
         if isinstance(whole, Tensor):
             above = self._summed(operands)
-            return above / whole.to(above.dtype)
+            return above / whole.to(above)
         return self.value(operands) * (own / whole) if own else self._summed(operands)
 
     def of_rows(self, operands: Sequence[Any]) -> Tensor:
@@ -231,6 +232,7 @@ def _weight_of(criterion: nn.Module, target: Tensor) -> Tensor:
     weight = criterion.weight
     if not isinstance(weight, Tensor):
         return counts.sum(dtype=torch.float64)
+    weight = weight.to(target.device)  # targets of a step are read before they are with the loss
     return (weight[target.where(counts, 0)] * counts).sum(dtype=torch.float64)
 
 

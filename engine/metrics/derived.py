@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.core.device_groups import on
 from engine.core.precision import in_float32
 from engine.core.problems import Findings
+from engine.core.shards import whole
 from engine.core.snapshot import State
 from engine.core.spool import Emit, report_dropped
 from engine.core.tensor_names import leaves, root
@@ -66,8 +68,12 @@ class _Series:
         self.is_late = any(kind == "update" for _, kind in self.needs)
         self.num_failures = 0
 
-    def values(self, seen: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
+    def values(
+        self, seen: Mapping[tuple[str, str], Tensor], home: torch.device | None
+    ) -> dict[str, Tensor]:
         operands = [seen[need] for need in self.needs]
+        if home is not None:
+            operands = on(home, operands)
         if self._running is not None:
             return self._running.of_batch(operands)
         formula = FORMULAS[self.metric.type]
@@ -102,8 +108,10 @@ class Derived(AbstractContextManager[None]):
         the processes that have the rows of each step together; the values are right in process 0.
         """
         self._group = group
-        self._has_rows = True
+        self._has_rows = self._is_open = True
         self._network = network
+        placement = network.placement
+        self._home = None if placement is None else placement.home
         self._scaling = scaling
         self._emit = emit
         self._clock = clock or HostClock()
@@ -146,6 +154,10 @@ class Derived(AbstractContextManager[None]):
         self._batch = batch
         return self if self._due else _IDLE
 
+    def look(self, *, on: bool) -> None:
+        """Watch the coming forward pass, or leave it out: several run before this ends."""
+        self._is_open = on
+
     def state(self) -> State:
         """Return how often each series has failed, and which are off."""
         failures = {item.name: item.num_failures for item in self._series}
@@ -160,6 +172,7 @@ class Derived(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         with taken_out(self._clock, "derived"):
+            self._is_open = True
             self._seen = {
                 (name, kind): _copy(self._batch[name])
                 for name, kind in self._needs
@@ -169,6 +182,8 @@ class Derived(AbstractContextManager[None]):
             self._handles = watch_outputs(self._network, self._on_output, wanted)
 
     def _on_output(self, layer: str, output: Any) -> None:
+        if not self._is_open:
+            return
         with taken_out(self._clock, "derived"):
             for number, (leaf, tensor) in enumerate(leaves(layer, output)):
                 for name in {leaf, layer} if number == 0 else {leaf}:
@@ -176,16 +191,21 @@ class Derived(AbstractContextManager[None]):
 
     def _see(self, name: str, tensor: Tensor) -> None:
         if (name, "output") in self._needs:
-            self._seen[name, "output"] = _copy(tensor)
+            self._seen[name, "output"] = _copy(self._as_part(name, "output", tensor))
         if (name, "output_grad") in self._needs and tensor.requires_grad:
 
             def see(gradient: Tensor) -> None:
                 with taken_out(self._clock, "derived"):
                     scaling = self._scaling
                     found = gradient if scaling is None else scaling.unscaled(gradient)
-                    self._seen[name, "output_grad"] = _copy(found)
+                    part = self._as_part(name, "output_grad", found)
+                    self._seen[name, "output_grad"] = _copy(part)
 
             self._handles += watch_gradient(tensor, see)
+
+    def _as_part(self, name: str, kind: str, tensor: Tensor) -> Tensor:
+        divided = self._network.divided
+        return tensor if divided is None else divided.as_part(name, kind, tensor)
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         for handle in self._handles:
@@ -202,12 +222,15 @@ class Derived(AbstractContextManager[None]):
         """With several processes: give process 0 the rows of all of them."""
         if self._group.is_alone:
             return
-        named = {f"{kind} {name}": (name, kind) for name, kind in sorted(self._seen)}
-        rows = slice(None if self._has_rows else 0)
-        own = {key: self._seen[what] for key, what in named.items() if self._seen[what].dim()}
+        keys = {f"{kind} {name}": (name, kind) for name, kind in sorted(self._seen)}
+        counts = self._group.counts or self._group.is_staged  # its stage is in no other
+        rows = slice(None if self._has_rows and counts else 0)
+        own = {key: whole(self._seen[what]) for key, what in keys.items()}
+        own = {key: item for key, item in own.items() if item.dim()}
         found = self._group.gather_rows({key: item[rows] for key, item in own.items()})
         if self._group.is_first:
-            self._seen = {named[key]: item for key, item in found.items()}
+            named = [(*key.partition(" ")[::2], item) for key, item in found.items()]
+            self._seen = {(name, kind): item for kind, name, item in named}
 
     def _read_parameters(self) -> None:
         """Collect parameters and gradients before the update, of which some values need a copy."""
@@ -219,6 +242,7 @@ class Derived(AbstractContextManager[None]):
                 continue
             tensor = found.grad if kind == "param_grad" else found
             if tensor is not None:
+                tensor = whole(tensor)
                 self._seen[name, kind] = _copy(tensor) if copied else _dense(tensor)
 
     def take(self) -> dict[str, Tensor]:
@@ -228,7 +252,7 @@ class Derived(AbstractContextManager[None]):
                 parameters = dict(self._network.named_parameters())
                 for name, kind in self._needs:
                     if kind == "update":
-                        self._seen[name, kind] = parameters[name] - self._seen[name, kind]
+                        self._seen[name, kind] = whole(parameters[name]) - self._seen[name, kind]
                 self._compute(self._due)
         self._due, self._seen = [], {}
         taken, self._values = self._values, {}
@@ -242,7 +266,7 @@ class Derived(AbstractContextManager[None]):
         for series in due if self._group.is_first else ():
             try:
                 with torch.no_grad():
-                    self._values |= series.values(self._seen)
+                    self._values |= series.values(self._seen, self._home)
             except Exception as error:
                 series.num_failures += 1
                 more = ""

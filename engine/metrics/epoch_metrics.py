@@ -20,6 +20,7 @@ from engine.distributed.group import ALONE, Group
 from engine.metrics.metrics import metric_names
 from engine.metrics.torch_metrics import (
     Given,
+    RunningAccuracy,
     RunningMetric,
     build,
     checked_arguments,
@@ -78,7 +79,7 @@ class EpochMetrics:
             try:
                 if item.name in self._failed:
                     raise self._failed[item.name]
-                given = item.compute(group)
+                given = _given(item, group)
                 series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
                 tensors |= given.tensors
             except Exception as error:
@@ -103,6 +104,26 @@ class EpochMetrics:
         own = f"validation/{name}"
         found = [item for item in self._monitored if item == own or item.startswith(f"{own}/")]
         return dict.fromkeys(found or [own], math.nan)
+
+
+def _given(item: RunningMetric | RunningAccuracy, group: Group) -> Given:
+    """Return the result over all processes; in a pipeline only some of them have the rows."""
+    if not group.is_staged or isinstance(item, RunningAccuracy):
+        return item.compute(group)
+    own, failure = Given({}, {}), None
+    if group.counts:
+        try:
+            own = item.compute(group)
+        except Exception as error:  # the others wait for the result
+            failure = error
+    text = None if failure is None else f"{type(failure).__name__}: {failure}"
+    source = group.num_peers - 1
+    found = group.broadcast({"failure": text, "series": [*own.series]}, source)
+    if found["failure"] is not None:
+        raise failure or ValueError(found["failure"])
+    both = group.of_rows({**own.series, **{f"/{name}": x for name, x in own.tensors.items()}})
+    series = {name: both.pop(name) for name in found["series"]}
+    return Given(series, {name.removeprefix("/"): item for name, item in both.items()})
 
 
 # --- before anything runs --------------------------------------------------------------------

@@ -80,9 +80,13 @@ class Accuracies:
         """Return the number of correct rows for each metric that is due, on the device."""
         return {
             name: num_correct(values[item.inputs[0]], values[item.inputs[1]], item.top_k)
-            for name, item in self._metrics.items()
-            if step % (item.interval or 1) == 0
+            for name, item in self.due(step).items()
         }
+
+    def due(self, step: int) -> dict[str, Metric]:
+        """Return the metrics that are due in a step, by name."""
+        due = self._metrics.items()
+        return {name: item for name, item in due if step % (item.interval or 1) == 0}
 
 
 def wanted(job: TrainJob) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Sample predictions: the network's outputs for the same few validation rows at each evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,10 +10,12 @@ from engine.core.precision import in_float32
 from engine.core.problems import Findings
 from engine.core.spool import Emit
 from engine.core.tensor_artifact import Artifacts
+from engine.data.batches.batch import Batch
 from engine.data.batches.rows import Rows
-from engine.network.network import Network
 from glasshouse.spec import TrainJob
 
+Predict = Callable[[Batch, Sequence[str]], Mapping[str, Tensor]]
+"""Returns some values of a batch, by name."""
 MAX_BYTES = 64 * 2**20
 """Most bytes of the samples of one evaluation."""
 ROW = "row"
@@ -34,21 +36,19 @@ class Samples:
         self._rows = rows
         self._artifacts = Artifacts(directory, "samples", emit)
 
-    def keep(self, step: int, network: Network) -> None:
-        """Predict the rows and write them to a file; a failure does not stop training."""
+    def keep(self, step: int, predict: Predict) -> None:
+        """Predict the rows and write them to a file; a failure does not stop training.
+
+        ``predict`` returns what is named of a batch.
+        """
         rows = self._rows
         if self._num and rows is not None:
-            self._artifacts.keep(step, lambda: self._predict(network, rows))
+            self._artifacts.keep(step, lambda: self._predict(predict, rows))
 
-    @torch.inference_mode()
-    def _predict(self, network: Network, rows: Rows) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def _predict(self, predict: Predict, rows: Rows) -> dict[str, Tensor]:
         numbers, batch = rows.spaced(self._num)
-        was_training = network.training
-        network.eval()
-        try:
-            values = network(batch)
-        finally:
-            network.train(was_training)
+        values = predict(batch, self._names)
         return {ROW: numbers, **{name: in_float32(values[name]) for name in self._names}}
 
 

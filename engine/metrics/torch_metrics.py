@@ -257,7 +257,9 @@ class RunningMetric:
         """Return the result of all batches, of all processes of ``group``."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # classes without a row; the value is NaN or 0
-            with self._made.sync_context(should_sync=not group.is_alone):
+            with self._made.sync_context(
+                should_sync=group.num_shares > 1, process_group=group.other_rows()
+            ):
                 return as_given(self.name, self._made.compute())
 
     def of_batch(self, operands: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -298,7 +300,9 @@ class RunningAccuracy:
     def compute(self, group: Group = ALONE) -> Given:
         """Return the fraction of correct rows of all batches, of all processes of ``group``."""
         correct = torch.as_tensor(self._num_correct, dtype=torch.float64)
-        correct, rows = group.sum(torch.stack([correct, torch.full_like(correct, self._num_rows)]))
+        correct, rows = group.sum_of_rows(
+            torch.stack([correct, torch.full_like(correct, self._num_rows)])
+        )
         return Given({self.name: correct / rows}, {})
 
 

@@ -8,14 +8,15 @@ import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.core.precision import in_float32
-from engine.core.tensor_names import host_lengths_of, leaves, root
+from engine.core.shards import gather_parameters
+from engine.core.tensor_names import leaves, root
 from engine.native import pooling
 from engine.network.lengths import Lengths, TakesLengths
 from engine.optim.output_gradient_clipping import OutputClips
@@ -27,6 +28,32 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Leaves = dict[str, Tensor]
 Made = dict[str, Tensor | Leaves]
 """The outputs of layers, by name: a tensor, or several tensors by their names."""
+
+
+class Runnable(Protocol):
+    """What a network runs one after the other: a layer, or several, or a copy of a value."""
+
+    @property
+    def name(self) -> str:
+        """The name of its output, unless it returns outputs by name."""
+        ...
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of all values that it needs."""
+        ...
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The layers whose output nothing later reads."""
+        ...
+
+    def run(self, values: dict[str, Tensor]) -> Any:
+        """Return its output."""
+        ...
+
+
+Item = TypeVar("Item", bound=Runnable)
 
 
 class LayerFailed(Exception):
@@ -60,7 +87,7 @@ def changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def run_all(
-    plan: Sequence["Step | Pair | Segment"],
+    plan: Sequence["Runnable"],
     values: dict[str, Tensor],
     tuples: dict[str, dict[str, Tensor]],
     *,
@@ -112,13 +139,14 @@ class Step(NamedTuple):
     clips: OutputClips | None
     is_plain: bool
     """Whether its module takes its inputs unchanged."""
+    host_lengths: str | None = None
+    """The name of the host copy of its lengths."""
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of all values that it needs."""
-        if self.lengths is None:
-            return self.inputs
-        return (*self.inputs, self.lengths, host_lengths_of(self.lengths))
+        lengths = (name for name in (self.lengths, self.host_lengths) if name is not None)
+        return (*self.inputs, *lengths)
 
     def run(self, values: Mapping[str, Tensor]) -> Any:
         """Call the layer on its inputs."""
@@ -136,7 +164,7 @@ class Step(NamedTuple):
             given = [in_float32(item) for item in given]
         if self.lengths is None or not isinstance(self.module, TakesLengths):
             return call(self.module, given)
-        host_B = values.get(host_lengths_of(self.lengths))
+        host_B = None if self.host_lengths is None else values.get(self.host_lengths)
         return call(self.module, given, Lengths(values[self.lengths], host_B))
 
 
@@ -230,7 +258,8 @@ class Segment:
     """A run of layers of which only the inputs stay in memory: activation checkpointing.
 
     Uses torch.utils.checkpoint (non-reentrant). The backward pass recomputes the rest with the same
-    random numbers. Hooks do not run for the recomputation, and buffers keep their values.
+    random numbers. Hooks do not run for the recomputation, and buffers keep their values. Sharded
+    parameters are gathered before it; the backward pass of their layer frees them.
     """
 
     def __init__(self, items: Sequence[Step]) -> None:
@@ -281,6 +310,7 @@ class Segment:
             if buffer is not None
         ]
         self._is_again = True
+        gather_parameters(self.modules)
         for owner, name, _ in hooks:
             owner[name] = OrderedDict()
         for owner, name, buffer in buffers:
@@ -293,17 +323,28 @@ class Segment:
                 owner[name] = kept
 
 
-def segmented(items: Sequence[Step], kept_at: Iterable[str]) -> list[Step | Segment]:
-    """Group the items between two checkpoint boundaries into segments.
+def segmented(items: Sequence[Item], kept_at: Iterable[str]) -> list[Item | Segment]:
+    """Group the layers between two checkpoint boundaries into segments.
 
-    Items before the first boundary, and from the last one on, stay as they are.
+    Layers before the first boundary, and from the last one on, stay as they are. A copy to another
+    device is in no segment, so it ends one, and the rest is the next one: torch keeps the random
+    numbers of the devices that the inputs of a segment are on.
     """
     begins, is_inside = {*kept_at}, False
-    found: list[Step | Segment] = []
-    part: list[Step] = []
+    found: list[Item | Segment] = []
+    part: list[Item] = []
     for item in items:
-        if item.name in begins:
-            found += [Segment(part)] if is_inside and part else part
-            part, is_inside = [], True
-        part.append(item)
+        is_boundary = item.name in begins
+        if is_boundary or not isinstance(item, Step):
+            found += _in_segment(part) if is_inside else part
+            is_inside, part = is_inside or is_boundary, []
+        if isinstance(item, Step):
+            part.append(item)
+        else:
+            found.append(item)
     return found + part
+
+
+def _in_segment(part: Sequence[Item]) -> "list[Item | Segment]":
+    steps = [item for item in part if isinstance(item, Step)]
+    return [Segment(steps)] if steps else []

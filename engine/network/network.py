@@ -3,26 +3,32 @@
 Depends on torch and graphs, not on data, training or jobs.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from engine.core import arguments
-from engine.core.tensor_names import root
+from engine.core.tensor_names import host_lengths_of, root
 from engine.network.layer_types import build_layer, layer_parameters
 from engine.network.layers import (
     OF_ONE_TYPE,
     LayerFailed,
-    Pair,
-    Segment,
+    Runnable,
     Step,
     in_pairs,
     run_all,
     segmented,
 )
+from engine.network.pipeline_stages import Stage
+from engine.network.placement import Move, Placement, moves_home, with_moves
 from engine.optim.output_gradient_clipping import OutputClips
 from glasshouse.spec import Graph, Layer
+
+if TYPE_CHECKING:
+    from engine.network.tensor_parallel import TensorParallel
 
 
 def inputs_of(graph: Graph, position: int, fields: Sequence[str]) -> tuple[str, ...]:
@@ -60,15 +66,31 @@ class Network(nn.Module):
         *,
         prune: bool = False,
         kept_at: Sequence[str] = (),
+        placement: Placement | None = None,
     ) -> None:
-        """``kept_at``: checkpoint boundaries; activations between two of them are recomputed."""
+        """``kept_at``: checkpoint boundaries; activations between two of them are recomputed.
+
+        ``placement``: the devices of the layers, which `to_devices` moves them to; None: one.
+        """
         super().__init__()
         layers = needed_layers(graph, wanted) if prune else list(graph.layers)
         finished = _last_reads(layers, wanted)
+        self.placement = placement
+        """The devices of the layers; None: all are on the same one."""
         self.output_clips = OutputClips(graph)
         self.low_precision: torch.dtype | None = None
         """The autocast dtype; None: everything runs in float32."""
         self.memory_format = torch.contiguous_format
+        self.divided: TensorParallel | None = None
+        """How processes divide its layers; None: they do not."""
+        self.stages: dict[int, Stage] = {}
+        """The stages of a pipeline that are in this process, by their numbers."""
+        self.elsewhere: dict[str, nn.Module] = {}
+        """The layers that other processes have, on the meta device, by name."""
+        self.copies: dict[str, nn.Module] = {}
+        """Copies of modules that other processes have, whose parameters layers here share."""
+        self.names = tuple(layer.name for layer in layers)
+        """All layers in order, with those that other processes have."""
         self._steps: list[Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
@@ -88,13 +110,104 @@ class Network(nn.Module):
                 layer.stop_gradient,
                 clips,
                 layer.lengths is None and not isinstance(module, OF_ONE_TYPE),
+                host_lengths_of(layer.lengths) if layer.lengths else None,
             )
             self._steps.append(step)
 
-        self._usual = segmented(self._steps, kept_at)
+        self._usual: Sequence[Runnable] = segmented(self._steps, kept_at)
+        if placement is not None:
+            items = _freeing(with_moves(self._steps, placement), wanted)
+            self._usual = self._paired = [
+                *segmented(items, kept_at),
+                *moves_home(wanted, placement),
+            ]
+            self._plan = self._usual
+            return
         # Hooks do not run in a recomputation, so a pair could run in another order than before.
         self._paired = self._usual if kept_at else in_pairs(self._steps, wanted)
-        self._plan: Sequence[Step | Pair | Segment] = self._usual
+        self._plan = self._usual
+
+    def keep_stages(
+        self,
+        stages: Mapping[str, int],
+        own: Collection[int],
+        between: Sequence[tuple[str, ...]],
+        wanted: Sequence[str],
+        kept_at: Sequence[str],
+    ) -> None:
+        """Keep the layers of some stages of a pipeline; others lose their memory.
+
+        A layer that shares the parameters of another process's layer gets a copy of them, which is
+        none of the network's own modules.
+
+        Args:
+            stages: the stage of each layer, by its name.
+            own: the stages to keep.
+            between: the values that each stage but the last gives to the next one.
+            wanted: what is read after the last stage.
+            kept_at: checkpoint boundaries.
+        """
+        away = {step.name: step.module for step in self._steps if stages[step.name] not in own}
+        moved = {id(module): name for name, module in away.items() if name in self._modules}
+        self._steps = [
+            self._with_own_copy(step, moved) for step in self._steps if stages[step.name] in own
+        ]
+        for number in sorted(own):
+            reads = between[number - 1] if number else ()
+            gives = between[number] if number < len(between) else ()
+            steps = [step for step in self._steps if stages[step.name] == number]
+            finished = _last_reads(steps, gives or wanted)
+            steps = [
+                step._replace(finished=finished.get(place, ())) for place, step in enumerate(steps)
+            ]
+            overwrites = any(getattr(step.module, "inplace", False) for step in steps)
+            plan = segmented(steps, kept_at)
+            self.stages[number] = Stage(number, reads, gives, plan, overwrites)
+        for name in moved.values():
+            self.elsewhere[name] = away[name].to("meta")
+            del self._modules[name]
+
+    def _with_own_copy(self, step: Step, moved: Mapping[int, str]) -> Step:
+        """Return a step with a copy of its module if that moves; ``moved``: names by ids."""
+        if (owner := moved.get(id(step.module))) is None:
+            return step
+        if owner not in self.copies:
+            self.copies[owner] = copy.deepcopy(step.module)
+        return step._replace(module=self.copies[owner])
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The names of all parameters in order, with those that other processes have."""
+        modules = {**self.elsewhere, **dict(self.named_children())}
+        return tuple(
+            f"{layer}.{name}"
+            for layer in self.names
+            if layer in modules
+            for name, _ in modules[layer].named_parameters()
+        )
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether other processes have the other layers of it."""
+        return bool(self.stages)
+
+    def run_stage(self, stage: Stage, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute the layers of a stage from data fields and the values of earlier stages."""
+        return self._forward(values, stage.plan)
+
+    def to_devices(self, device: torch.device) -> "Network":
+        """Move each layer to its own device; without a placement, all to ``device``."""
+        if self.placement is None:
+            for module in self.copies.values():
+                module.to(device)
+            return self.to(device)
+        for step in self._steps:
+            step.module.to(self.placement.layers[step.name])
+        return self
+
+    def devices(self, first: torch.device) -> tuple[torch.device, ...]:
+        """Return the devices that compute it; without a placement, ``first`` alone."""
+        return (first,) if self.placement is None else self.placement.devices
 
     def lay_out(self, memory_format: torch.memory_format) -> None:
         """Set the memory format of images and convolution weights.
@@ -114,29 +227,33 @@ class Network(nn.Module):
     def train(self, mode: bool = True) -> "Network":
         """Switch between training and evaluation; works even if a layer is named ``training``."""
         self.__dict__["training"] = mode
-        for module in self._modules.values():
+        for module in [*self._modules.values(), *self.copies.values()]:
             if module is not None:
                 module.train(mode)
         return self
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute every layer in order, and free each value after its last reader."""
+        return self._forward(batch, self._plan)
+
+    def _forward(self, batch: Mapping[str, Tensor], plan: Sequence[Runnable]) -> dict[str, Tensor]:
         if self.memory_format is not torch.contiguous_format:
             batch = {name: self._laid_out(item) for name, item in batch.items()}
         if self.low_precision is None:
-            return self._run(batch)
+            return _run(batch, plan)
         device = next(iter(batch.values())).device.type
         with torch.autocast(device, dtype=self.low_precision):
-            return self._run(batch)
+            return _run(batch, plan)
 
     def _laid_out(self, item: Tensor) -> Tensor:
         is_image = item.dim() == 4 and item.is_floating_point()
         return item.contiguous(memory_format=self.memory_format) if is_image else item
 
-    def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = dict(batch)
-        run_all(self._plan, values, {})
-        return values
+
+def _run(batch: Mapping[str, Tensor], plan: Sequence[Runnable]) -> dict[str, Tensor]:
+    values = dict(batch)
+    run_all(plan, values, {})
+    return values
 
 
 def _construct(layer: Layer, pointer: str) -> nn.Module:
@@ -148,7 +265,17 @@ def _construct(layer: Layer, pointer: str) -> nn.Module:
         raise LayerFailed(layer.name, cause) from cause
 
 
-def _last_reads(layers: Sequence[Layer], wanted: Sequence[str]) -> dict[int, tuple[str, ...]]:
+def _freeing(items: Sequence[Step | Move], wanted: Sequence[str]) -> list[Step | Move]:
+    """Return the items, each with the values that it is the last to read."""
+    finished = _last_reads(items, wanted)
+    return [
+        item._replace(finished=finished.get(position, ())) for position, item in enumerate(items)
+    ]
+
+
+def _last_reads(
+    layers: Sequence[Layer | Step | Move], wanted: Sequence[str]
+) -> dict[int, tuple[str, ...]]:
     """Return, for each position, the layers whose output no later layer reads."""
     last = {layer.name: position for position, layer in enumerate(layers)}
     for position, layer in enumerate(layers):

@@ -7,6 +7,7 @@ Shape suffixes: B = rows of a batch, T = steps of the longest row, D = width, S 
 rows together.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Recurrent(TakesLengths, nn.Module):
         lengths: Lengths | None = None,
     ) -> Any:
         """Run torch's layer; steps past the end of a row have no effect."""
-        if _has_no_float16(input) and isinstance(self, nn.LSTM):
+        if isinstance(self, nn.LSTM) and _needs_float32(input):
             with torch.autocast("cpu", enabled=False):
                 return self._carry(input.float(), hx, lengths)
         return self._carry(input, hx, lengths)
@@ -114,11 +115,23 @@ def _turns(num_steps: int, about: int) -> int:
     return min(range((about + 1) // 2, about + 1), key=lambda turns: -num_steps % turns)
 
 
-def _has_no_float16(item: Any) -> bool:
-    """Whether an LSTM would run in float16 on the CPU, which oneDNN does not support."""
+def _needs_float32(item: Any) -> bool:
+    """Whether an LSTM would run on the CPU in a type for which oneDNN has no LSTM there.
+
+    It has none for float16, and for bfloat16 none on CPUs without AVX-512.
+    """
     if not isinstance(item, Tensor) or item.device.type != "cpu":
         return False
-    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+    if not torch.is_autocast_enabled("cpu"):
+        return False
+    dtype = torch.get_autocast_dtype("cpu")
+    return dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16())
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Whether oneDNN computes in bfloat16 on this CPU."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # pyright: ignore[reportPrivateUsage]
 
 
 def _of_rows(states: tuple[Tensor, ...], num_rows: int) -> Any:

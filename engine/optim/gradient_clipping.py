@@ -10,7 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.core.device_groups import by_device, on
+from engine.core.shards import is_sharded, largest_of_all, norms, own_parts
 from engine.core.snapshot import State
+from engine.distributed.group import ALONE, Group
 from engine.optim.parameter_options import owned
 from glasshouse.spec import GradClip, Graph
 
@@ -23,11 +26,24 @@ Parameters = list[nn.Parameter]
 class Clip:
     """Clips the gradients of a network's parameters in place. Saved in checkpoints."""
 
-    def __init__(self, spec: GradClip | None, own: Sequence[tuple[GradClip, Parameters]]) -> None:
-        """``own``: the clipping of each group of parameters; first ``spec``'s, if it is set."""
+    def __init__(
+        self,
+        spec: GradClip | None,
+        own: Sequence[tuple[GradClip, Parameters]],
+        home: torch.device | None = None,
+        group: Group = ALONE,
+        device: torch.device | None = None,
+    ) -> None:
+        """``own``: the clipping of each group of parameters; first ``spec``'s, if it is set.
+
+        ``home``: where norms are compared, if parameters are on several devices. ``group``: the
+        processes, each of which may have some of the layers, on its ``device``.
+        """
         self.spec = spec
         """The job's ``grad_clip``. Its limits may change between two steps."""
-        self._sets = [_Set(*item) for item in own]
+        self._group = group
+        self._none = torch.zeros((), dtype=torch.bool, device=device)
+        self._sets = [_Set(*item, home) for item in own]
         self._num_steps: Tensor | None = None
 
     def __call__(self) -> dict[str, Tensor]:
@@ -36,12 +52,14 @@ class Clip:
         bites: list[Tensor] = []
         for number, item in enumerate(self._sets):
             of_job = self.spec if number == 0 else None
-            norm, bit = item.clip(of_job or item.spec)
+            group = ALONE if of_job is None else self._group
+            norm, bit = item.clip(of_job or item.spec, group, self._none)
             if of_job is not None and of_job.type == "global_norm" and norm is not None:
                 figures["grad_norm"] = norm
             bites += [] if bit is None else [bit]
-        if bites:
-            any_bit = bites[0] if len(bites) == 1 else torch.stack(bites).any()
+        if bites or self._group.is_staged:
+            any_bit = bites[0] if len(bites) == 1 else torch.stack(bites or [self._none]).any()
+            any_bit = self._group.over_stages(any_bit.double()) > 0
             before = 0.0 if self._num_steps is None else self._num_steps
             self._num_steps = any_bit.to(torch.float64) + before
             figures["clipped_steps"] = self._num_steps
@@ -61,9 +79,16 @@ class _Set(NamedTuple):
 
     spec: GradClip
     parameters: Parameters
+    home: torch.device | None
+    """Where its norms are compared; None: its gradients are on one device."""
 
-    def clip(self, ends: GradClip) -> tuple[Tensor | None, Tensor | None]:
+    def clip(
+        self, ends: GradClip, group: Group, like: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Clip to the given limits.
+
+        ``group``: the processes with the other parameters of the set. ``like``: a tensor on the
+        device of this one.
 
         Return the global norm if it was computed, and whether any gradient changed.
 
@@ -71,15 +96,21 @@ class _Set(NamedTuple):
         """
         found = [_values(item, item.grad) for item in self.parameters if item.grad is not None]
         gradients = [item for item in found if item.numel()]
-        if not gradients:
+        if not gradients and not group.is_staged:
             return None, None
         match self.spec.type:
             case "value":
-                return None, _by_value(gradients, ends)
+                return None, _by_value(gradients, ends, self.home) if gradients else None
             case "norm":
-                return None, _each_by_norm(gradients, ends.max)
+                return None, _each_by_norm(gradients, ends.max, self.home) if gradients else None
             case "global_norm":
-                return _all_by_norm(gradients, ends.max)
+                norms_T = (
+                    norms(gradients, 2, self.home)
+                    if gradients
+                    else like.new_zeros(1, dtype=torch.float32)
+                )
+                norm = group.norm_over_stages(torch.linalg.vector_norm(norms_T))
+                return _all_by_norm(gradients, norm, ends.max, self.home)
 
 
 def _values(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
@@ -91,38 +122,58 @@ def _values(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     return gradient._values()  # pyright: ignore[reportPrivateUsage]
 
 
-def _norms(gradients: list[Tensor], order: float) -> Tensor:
-    return torch.stack(torch._foreach_norm(gradients, order))  # pyright: ignore
-
-
-def _by_value(gradients: list[Tensor], ends: GradClip) -> Tensor:
+def _by_value(gradients: list[Tensor], ends: GradClip, home: torch.device | None) -> Tensor:
+    least, parts = -ends.max, own_parts(gradients)
     if ends.min is None:
-        least, bit = -ends.max, _norms(gradients, torch.inf).max() > ends.max
+        bit = norms(gradients, torch.inf, home).max() > ends.max
     else:
         least = ends.min
-        reach = torch.stack([torch.stack(torch.aminmax(item)) for item in gradients])
+        here = [item for item in parts if item.numel()] or [parts[0].new_zeros(1)]
+        reaches = [torch.stack(torch.aminmax(item)) for item in here]
+        reach = torch.stack(reaches if home is None else on(home, reaches))
         bit = (reach[:, 0].min() < least) | (reach[:, 1].max() > ends.max)
-    torch._foreach_clamp_min_(gradients, least)  # pyright: ignore
-    torch._foreach_clamp_max_(gradients, ends.max)  # pyright: ignore
+        if any(map(is_sharded, gradients)):
+            bit = largest_of_all(bit.double()) > 0
+    torch._foreach_clamp_min_(parts, least)  # pyright: ignore
+    torch._foreach_clamp_max_(parts, ends.max)  # pyright: ignore
     return bit
 
 
-def _each_by_norm(gradients: list[Tensor], most: float) -> Tensor:
-    norms = _norms(gradients, 2)
-    factors = torch.clamp(most / (norms + _EPSILON), max=1.0)
-    torch._foreach_mul_(gradients, [*factors.unbind()])  # pyright: ignore
-    return (norms > most).any()
+def _each_by_norm(gradients: list[Tensor], most: float, home: torch.device | None) -> Tensor:
+    found = norms(gradients, 2, home)
+    factors = [*torch.clamp(most / (found + _EPSILON), max=1.0).unbind()]
+    if home is not None:
+        both = zip(gradients, factors, strict=True)
+        factors = [factor.to(item.device, non_blocking=True) for item, factor in both]
+    torch._foreach_mul_(own_parts(gradients), factors)  # pyright: ignore
+    return (found > most).any()
 
 
-def _all_by_norm(gradients: list[Tensor], most: float) -> tuple[Tensor, Tensor]:
-    norm = torch.linalg.vector_norm(_norms(gradients, 2))
+def _all_by_norm(
+    gradients: list[Tensor], norm: Tensor, most: float, home: torch.device | None
+) -> tuple[Tensor, Tensor]:
     factor = torch.clamp(most / (norm + _EPSILON), max=1.0)
-    torch._foreach_mul_(gradients, factor)  # pyright: ignore
+    if home is None and gradients:
+        torch._foreach_mul_(own_parts(gradients), factor)  # pyright: ignore
+    else:
+        for device, some in by_device(gradients).items():
+            torch._foreach_mul_(some, factor.to(device, non_blocking=True))  # pyright: ignore
     return norm, norm > most
 
 
-def clipping(spec: GradClip | None, graph: Graph, network: nn.Module) -> Clip | None:
-    """Create the clipping of a network's gradients; None if nothing is clipped."""
+def clipping(
+    spec: GradClip | None,
+    graph: Graph,
+    network: nn.Module,
+    home: torch.device | None = None,
+    group: Group = ALONE,
+    device: torch.device | None = None,
+) -> Clip | None:
+    """Create the clipping of a network's gradients; None if nothing is clipped.
+
+    ``home``: where norms are compared, if parameters are on several devices. ``group``: the
+    processes, each of which may have some of the layers, on its ``device``.
+    """
     rest: Parameters = []
     own: list[tuple[GradClip, Parameters]] = []
     for _, layer, module in owned(graph, network):
@@ -132,4 +183,5 @@ def clipping(spec: GradClip | None, graph: Graph, network: nn.Module) -> Clip | 
         elif layer.grad_clip is not False and parameters:
             own.append((layer.grad_clip, parameters))
     sets = own if spec is None else [(spec, rest), *own]
-    return Clip(spec, sets) if sets else None
+    clips = bool(sets) or any(layer.grad_clip for layer in graph.layers)
+    return Clip(spec, sets, home, group, device) if clips else None

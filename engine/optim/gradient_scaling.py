@@ -48,6 +48,10 @@ class GradScaling:
         found: Tensor = self._scaler.scale(self._one)
         return found
 
+    def scale_on(self, device: torch.device) -> Tensor:
+        """Return the factor on a device; that of the losses may be another one."""
+        return self.scale.to(device, non_blocking=True)
+
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Run the backward pass of a batch; after the last one of a step, unscale the gradients."""
         self._scaler.scale(loss).backward()
@@ -58,7 +62,7 @@ class GradScaling:
         """Return the gradient with respect to an output without the scale, in float32."""
         if self._inverse is None:
             self._inverse = self.scale.double().reciprocal().float()
-        return gradient.float() * self._inverse
+        return gradient.float() * self._inverse.to(gradient.device, non_blocking=True)
 
     def step(self) -> None:
         """Update the parameters if all gradients are finite, and compute the next scale."""

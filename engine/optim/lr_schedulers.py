@@ -127,8 +127,12 @@ def _filled(name: str, args: dict[str, Any], length: int | None, pointer: str) -
     _class_of(name, f"{pointer}/type")
     wanted = _LENGTH.get(name)
     if wanted is not None and args.get(wanted) is None:
-        if length is None or length < 1:
+        if length is None:
             detail = f"{name} needs {wanted}: the length of this training is not known beforehand"
+            raise one(f"{pointer}/args/{wanted}", detail, "missing")
+        if length < 1:
+            detail = f"{name} needs {wanted}: by the milestones it begins when the training has"
+            detail += f" ended: lower the milestones, train longer, or set {wanted}"
             raise one(f"{pointer}/args/{wanted}", detail, "missing")
         return args | {wanted: length}
     if name in _OF_OTHERS:

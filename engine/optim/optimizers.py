@@ -25,6 +25,11 @@ _REFUSED = {
     "one forward and one backward pass; choose another, for example SGD with momentum",
 }
 
+UNSHARDED = ("Adafactor", "Muon", "Rprop")
+"""Optimizers whose update is another, or fails, if each process has a part of every parameter."""
+FUSED_ON_SHARDS = ("Adam", "AdamW")
+"""Those whose fused kernels torch also runs on such parameters."""
+
 
 @cache
 def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:

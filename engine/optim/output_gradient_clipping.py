@@ -1,11 +1,13 @@
 """Clip gradients with respect to layers' outputs (PaddlePaddle's error clipping)."""
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
 
+from engine.core.device_groups import on
+from engine.distributed.group import Group
 from engine.optim.gradient_scaling import GradScaling
 from glasshouse.spec import Graph, OutputGradClip
 
@@ -23,6 +25,10 @@ class OutputClips:
         self._counts = True
         self.scaling: GradScaling | None = None
         """The scaling of the gradients, if they are scaled. The limits are scaled with it."""
+        self.device: torch.device | None = None
+        """The device of this process."""
+        self.home: torch.device | None = None
+        """Where fractions are computed, if layers are on several devices."""
 
     def __contains__(self, layer: str) -> bool:
         """Whether a layer's output gradient is clipped."""
@@ -36,16 +42,21 @@ class OutputClips:
         if output.requires_grad:
             output.register_hook(lambda gradient: self._clip(layer, gradient))
 
-    def take(self, summed: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def take(self, group: Group) -> dict[str, Tensor]:
         """Return the fraction of clipped elements of each layer, 0 to 1, since the last call.
 
-        ``summed`` adds up a tensor over the processes of the job.
+        It is that over the processes of the job.
         """
         seen, self._seen = self._seen, {}
+        if group.is_staged:  # each process has seen other layers
+            none = 0, torch.zeros((), dtype=torch.int64, device=self.device)
+            seen = {name: seen.get(name, none) for name in self._ranges}
         if not seen:
             return {}
         counts = [torch.stack([bit, torch.full_like(bit, count)]) for count, bit in seen.values()]
-        bits, totals = summed(torch.stack(counts)).unbind(dim=1)
+        if self.home is not None:
+            counts = on(self.home, counts)
+        bits, totals = group.sum(torch.stack(counts)).unbind(dim=1)
         found = zip(seen, (bits / totals).unbind(), strict=True)
         return {f"output_grad_clip/{layer}": part for layer, part in found}
 
@@ -63,7 +74,7 @@ class OutputClips:
         if self.scaling is None:
             clipped = gradient.clamp(least, most)
         else:
-            scale = self.scaling.scale
+            scale = self.scaling.scale_on(gradient.device)
             clipped = gradient.clamp(least * scale, most * scale)
         if self._counts:
             count, bit = self._seen.get(layer, (0, None))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.core import arguments
 from engine.core.problems import Findings, SpecProblems, one
+from engine.core.shards import own_parts
 from engine.optim.dense_and_sparse import SPARSE_TYPES, DenseAndSparse, half_of, join_rows
 from engine.optim.optimizers import AT_SPARSE, build_optimizer, checked, sparse_parameters
 from glasshouse.spec import Graph, Layer, Optimizer, ParameterInit
@@ -37,11 +38,17 @@ class OwnedParameters(NamedTuple):
         return dict(self.module.named_parameters())
 
 
-def owned(graph: Graph, network: nn.Module) -> Iterator[OwnedParameters]:
-    """Yield the layers of a graph that have a module of their own."""
-    modules = dict(network.named_children())  # get_submodule fails for a layer named "half"
+def owned(
+    graph: Graph, network: nn.Module, elsewhere: Mapping[str, nn.Module] | None = None
+) -> Iterator[OwnedParameters]:
+    """Yield the layers of a graph that have a module of their own in this process.
+
+    ``elsewhere``: modules of other processes to yield too, by name.
+    """
+    # get_submodule fails for a layer named "half"
+    modules = {**dict(network.named_children()), **(elsewhere or {})}
     for position, layer in enumerate(graph.layers):
-        if layer.shared_with is None:
+        if layer.shared_with is None and layer.name in modules:
             yield OwnedParameters(position, layer, modules[layer.name])
 
 
@@ -91,20 +98,21 @@ def parameter_groups(
     """Return the trained parameters for an optimizer, in groups if layers differ in options.
 
     ``names``: only these. The first group has no options, even if no parameter is in it: its
-    arguments are the job's.
+    arguments are the job's. All processes of a pipeline have the same groups.
     """
     base: list[nn.Parameter] = []
     others: dict[tuple[float, float | None], list[nn.Parameter]] = {}
-    for item in owned(graph, network):
+    elsewhere: Mapping[str, nn.Module] = getattr(network, "elsewhere", {})
+    for item in owned(graph, network, elsewhere):
         for name, parameter in item.parameters().items():
             scale = value_for(item.layer.lr_scale, name)
             own = 1.0 if scale is None else scale, value_for(item.layer.weight_decay, name)
             is_meant = names is None or f"{item.layer.name}.{name}" in names
             if parameter.requires_grad and is_meant:
                 kept = base if own == (1.0, None) else others.setdefault(own, [])
-                kept.append(parameter)
+                kept += [] if item.layer.name in elsewhere else [parameter]
     if not others:
-        return base
+        return [{"params": base}] if elsewhere else base  # torch refuses an empty list
     return [{"params": base}, *(_group(*own, found) for own, found in others.items())]
 
 
@@ -175,8 +183,8 @@ def penalise(
         for rate, parameters in found.items():
             there = [item for item in parameters if item.grad is not None]
             if there:
-                signs = torch._foreach_sign(there)  # pyright: ignore
-                gradients = [item.grad for item in there]
+                signs = torch._foreach_sign(own_parts(there))  # pyright: ignore
+                gradients = own_parts([item.grad for item in there if item.grad is not None])
                 torch._foreach_add_(gradients, signs, alpha=rate)  # pyright: ignore
 
     optimizer.register_step_pre_hook(add)

@@ -6,19 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.core.shards import from_part, own_part
+
 
 @torch.no_grad()
 def copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy the parameters before the step."""
-    return {name: item.detach().clone() for name, item in parameters.items()}
+    """Copy the parameters before the step, or this process's parts of them."""
+    return {name: own_part(item.detach()).clone() for name, item in parameters.items()}
 
 
 @torch.no_grad()
 def changes(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters minus their copies, written into the copies."""
-    return {
-        name: torch.sub(parameters[name].detach(), old, out=old) for name, old in before.items()
-    }
+    found: dict[str, Tensor] = {}
+    for name, old in before.items():
+        newest = parameters[name].detach()
+        found[name] = from_part(torch.sub(own_part(newest), old, out=old), newest)
+    return found
 
 
 def states(optimizer: torch.optim.Optimizer, name: str, parameter: Tensor) -> dict[str, Tensor]:

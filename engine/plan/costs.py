@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.network.shapes import FieldShape, Trace
+from engine.network.tensor_plan import TensorPlan
 from engine.optim.optimizers import States, sparse_parameters
 
 
@@ -42,6 +43,8 @@ def memory(  # noqa: PLR0913 (each is a head)
     step_bytes: int | None = None,
     keeps_gradients: bool = False,
     waiting_bytes: int = 0,
+    num_shards: int = 1,
+    division: TensorPlan | None = None,
 ) -> dict[str, int]:
     """Return bytes by category. Activations: the peak besides parameters and gradients.
 
@@ -49,7 +52,9 @@ def memory(  # noqa: PLR0913 (each is a head)
     Checkpoint: the copies in host memory, ``num_snapshots`` at once: the one that is written while
     training continues, and the best state if it may have to wait. ``keeps_gradients``: those of a
     step's earlier batches exist all along. ``waiting_bytes``: batches of a step that are in memory
-    before it begins.
+    before it begins. ``num_shards``: the processes that each keep a part of parameters, gradients
+    and state. Gathered: the parameters and gradients of the largest layer, and the parameters of
+    the next one. ``division``: how processes divide layers.
     """
     parameters = sum(item.nbytes for item in [*network.parameters(), *network.buffers()])
     storages = {
@@ -64,13 +69,35 @@ def memory(  # noqa: PLR0913 (each is a head)
     if step_bytes is not None:
         activations = max(0, step_bytes - (0 if keeps_gradients else gradients))
     snapshot = (1 + num_averages) * parameters + state_bytes
+    mine = parameters
+    if division is not None:
+        divided = sum(
+            item.nbytes
+            for name, item in network.named_parameters()
+            if name in division.parameters(network)
+        )
+        mine -= divided - divided // division.size
+        values = {name for name, kind in division.values if kind == "output"}
+        made = sum(item.nbytes for n, item in traced.output_leaves().items() if n in values)
+        activations = max(0, activations - (made - made // division.size))
+    # of everything that belongs to parameters, the same fraction
+    shard = lambda size: -(-size * mine // max(1, parameters * num_shards))  # noqa: E731
     heads = {
-        "parameters_bytes": parameters,
-        "gradients_bytes": gradients,
-        "optimizer_state_bytes": state_bytes,
-        "averages_bytes": num_averages * parameters,
+        "parameters_bytes": shard(parameters),
+        "gradients_bytes": shard(gradients),
+        "optimizer_state_bytes": shard(state_bytes),
+        "averages_bytes": shard(num_averages * parameters),
         "activations_bytes": activations + waiting_bytes,
         "checkpoint_bytes": num_snapshots * snapshot if training else 0,
         "data_bytes": data_bytes,
     }
+    if num_shards > 1:
+        heads["gathered_bytes"] = _gathered(network)
     return {**heads, "total_bytes": sum(heads.values())}
+
+
+def _gathered(network: nn.Module) -> int:
+    """Return the bytes of parameters and gradients that a process has whole at once."""
+    sizes = [sum(x.nbytes for x in item.parameters()) for item in network.children()]
+    first, second, *_ = [*sorted(sizes, reverse=True), 0, 0]
+    return 2 * first + second

@@ -265,6 +265,6 @@ def _check_targets(spec: TrainJob, compared: _Compared, traced: Trace, findings:
 
 
 def _check_batch_norm(spec: TrainJob, findings: Findings) -> None:
-    if spec.accumulate > 1 and any(x.type.startswith("BatchNorm") for x in spec.network.layers):
+    if spec.accumulate > 1 and any("BatchNorm" in x.type for x in spec.network.layers):
         detail = "batch normalisation takes its statistics of each micro-batch by itself, so that a"
         findings.warn("/accumulate", f"{detail} step is not that of one large batch", "batch_norm")

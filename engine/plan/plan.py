@@ -3,6 +3,7 @@
 Knows the words of a job and torch's meta device; allocates and computes nothing large.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from engine.network.network import Network, needed_layers
 from engine.network.sequence_lengths import assign_lengths
 from engine.network.shapes import FieldShape, Trace, trace
 from engine.optim.lr_schedulers import check_scheduler
-from engine.optim.optimizers import num_state_bytes, try_optimizer
+from engine.optim.optimizers import States, num_state_bytes, try_optimizer
 from engine.optim.parameter_options import check_options, own_decays
 from engine.plan import data as plan_data
 from engine.plan import data_memory
@@ -36,8 +37,12 @@ from engine.plan.batch_plan import BatchPlan
 from engine.plan.checkpointed_layers import settle_kept
 from engine.plan.costs import batch_of, memory, table
 from engine.plan.data import Metas
+from engine.plan.diagnosis import plan_diagnosis
 from engine.plan.inference import plan_inference
 from engine.plan.losses import operands_of, plan_losses, waiting_bytes
+from engine.plan.pipeline import Pipeline, fullest, settle_stages
+from engine.plan.placement import check_placed, parts
+from engine.plan.sharing import OF_SAME_ROWS, Sharing, check_sharded, with_strategy
 from engine.plan.step_memory import step_peak
 from engine.probes.tensors.slices import planned
 from engine.probes.watched.select import GradientPoints, check_loss_name, check_phase, select
@@ -45,8 +50,9 @@ from engine.probes.watched.watchable import Watchable, check_cuts, everything
 from engine.training.memory import check_memory
 from glasshouse.errors import SpecFailed
 from glasshouse.spec import (
+    AnyJob,
+    DiagnoseJob,
     Field,
-    InferJob,
     IntegerField,
     IntegerSequenceField,
     Layer,
@@ -55,25 +61,48 @@ from glasshouse.spec import (
     TrainJob,
     parse_job,
 )
+from glasshouse.spec.pipeline import check_pipeline
 from glasshouse.spec.probes import MAX_FULL_BYTES
+from glasshouse.spec.strict import WrongAt
 
 
-def plan(
-    spec: TrainJob | InferJob, datasets: Metas, trained_by: Trained | None = None
-) -> dict[str, Any]:
+def plan(spec: AnyJob, datasets: Metas, trained_by: Trained | None = None) -> dict[str, Any]:
     """Plan a job; ``datasets`` are the descriptions of those it names.
 
     Raises:
         SpecProblems: the job cannot run as it is written.
     """
     if isinstance(spec, TrainJob):
+        if spec.parallel.strategy == "auto":
+            return _plan_auto(spec, datasets, trained_by)
         return _plan_network(spec, datasets, trained_by)
+    if isinstance(spec, DiagnoseJob):
+        return plan_diagnosis(spec)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     return plan_inference(spec, datasets, trained_by)
 
 
 # --- training --------------------------------------------------------------------------------
+
+
+def _plan_auto(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
+    """Plan the job under ``data``; the caller, who knows the devices, may plan it again.
+
+    The plan has what other strategies would take. Those whose processes have the same rows keep the
+    batch only if ``data.global_batch_size`` says how large it is.
+    """
+    found = _plan_network(with_strategy(spec, "data"), datasets, trained_by)
+    if spec.processes == 1 or spec.data.global_batch_size is None:
+        return found
+    for strategy in OF_SAME_ROWS:
+        other = with_strategy(spec, strategy)
+        with contextlib.suppress(SpecProblems, WrongAt):  # it does not support the job
+            other.check_strategy()
+            check_pipeline(other.network.layers, other.parallel, other.data.batch_size)
+            own = _plan_network(other, datasets, trained_by)["parallel"]["strategies"]
+            found["parallel"]["strategies"] += own
+    return found
 
 
 def _plan_network(spec: TrainJob, datasets: Metas, trained_by: Trained | None) -> dict[str, Any]:
@@ -131,6 +160,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     whole = spec.model_copy(update={"network": traced.graph()})
     whole = _scheduled(whole, batch_plan.pace, findings)
     resolved = settle_kept(whole, wanted(whole), batch, findings)
+    resolved = settle_stages(resolved, traced, network, states, findings)
     _check_start(resolved, trained_by, findings)
     _check_run(resolved, batch_plan.num_rows, network, findings)
     watchable = cache(partial(everything, spec, traced, network, loss, states))
@@ -142,21 +172,28 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     _check_judged(spec, reported(spec, series), findings)
     check_guards(spec, [*shapes, *(item.layer.name for item in traced.layers), *learned], findings)
     findings.stop()
+    waiting = waiting_bytes(resolved, batch_plan.pace, batch)
+    memory_of = partial(
+        memory,
+        traced,
+        network,
+        num_state_bytes(states),
+        data_bytes=data_memory.training_bytes(spec, datasets),
+        num_averages=num_copies(spec.average),
+        num_snapshots=2 if resolved.checkpoint.may_hold else 1,
+        step_bytes=step_peak(resolved, wanted(resolved), batch),
+        keeps_gradients=spec.accumulate > 1,
+        waiting_bytes=waiting,
+    )
+    sharing = Sharing(resolved, network, wanted(resolved), traced.values, memory_of)
+    sharing.check(findings)
+    findings.stop()
+    needed, parallel = _shared(resolved, sharing, traced, network, states, waiting)
     return {
         "spec": resolved.model_dump(mode="json"),
         **table(traced, states),
-        "memory": memory(
-            traced,
-            network,
-            num_state_bytes(states),
-            data_bytes=data_memory.training_bytes(spec, datasets),
-            num_averages=num_copies(spec.average),
-            num_snapshots=2 if resolved.checkpoint.may_hold else 1,
-            step_bytes=step_peak(resolved, wanted(resolved), batch),
-            keeps_gradients=spec.accumulate > 1,
-            waiting_bytes=waiting_bytes(resolved, batch_plan.pace, batch),
-        ),
-        "parallel": _shared(spec, network),
+        "memory": needed,
+        "parallel": parallel,
         "probes": probes,
         "num_steps": batch_plan.num_steps,
         "sequences": batch_plan.sequences(),
@@ -164,22 +201,26 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
     }
 
 
-def _shared(spec: TrainJob, network: nn.Module) -> dict[str, Any] | None:
-    """Return how several processes share the training; None: there is one.
+def _shared(
+    spec: TrainJob,
+    sharing: Sharing,
+    traced: Trace,
+    network: nn.Module,
+    states: States,
+    waiting: int,
+) -> tuple[dict[str, int], dict[str, Any] | None]:
+    """Return the memory of a process, and how processes or devices share the training.
 
-    ``exchanged_bytes``: what each process sends in a step, if torch sums the gradients in a ring.
-    ``memory`` of a plan is that of each process.
+    ``waiting``: the bytes of batches that are in memory before their step.
     """
-    processes = spec.processes
-    if processes == 1:
-        return None
-    gradients = sum(item.nbytes for item in network.parameters() if item.requires_grad)
-    return {
-        "strategy": spec.parallel.strategy,
-        "processes": processes,
-        "global_batch_size": spec.global_batch_size,
-        "exchanged_bytes": 2 * (processes - 1) * gradients // processes,
-    }
+    needed = sharing.memory()
+    if spec.parallel.strategy == "placed":
+        return needed, parts(spec, traced, network, states, needed)
+    if "pipeline" not in spec.parallel.axes:
+        return needed, sharing.described()
+    pipeline = Pipeline(spec, traced, network, states)
+    processes = pipeline.memory(needed, waiting)
+    return dict(fullest(processes)), pipeline.described(processes)
 
 
 def _sized(
@@ -233,6 +274,21 @@ def _check_start(spec: TrainJob, trained_by: Trained | None, findings: Findings)
         check_shapes(mine, found, partial=spec.init.missing != "fail")
     except SpecFailed as error:
         findings.problem("/init/checkpoint", error.detail, "shape")
+    if spec.init.load == "all" and isinstance(trained_by, TrainJob):
+        _check_rate(spec, trained_by, findings)
+
+
+def _check_rate(spec: TrainJob, before: TrainJob, findings: Findings) -> None:
+    """Advise on the learning rate of a job that continues with larger or smaller steps."""
+    mine, theirs = (job.global_batch_size * job.accumulate for job in (spec, before))
+    rates = [job.optimizer.args.get("lr") for job in (spec, before)]
+    if mine == theirs or rates[0] != rates[1] or not isinstance(rates[0], (int, float)):
+        return
+    ratio = mine / theirs
+    linear, root = (f"{rates[0] * factor:.3g}" for factor in (ratio, ratio**0.5))
+    detail = f"a step has {mine} rows, the checkpoint's job had {theirs}, and lr is {rates[0]:g} as"
+    detail += f" before: the usual rules give {linear} for SGD (linear) and {root} for Adam (square"
+    findings.warn("/optimizer/args/lr", f"{detail} root)", "batch_size")
 
 
 def _check_metrics(
@@ -247,7 +303,7 @@ def _check_metrics(
     findings.stop()
     judged = spec.data.validation or spec.data.whole
     num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
-    if spec.data.validation is not None and num_rows < spec.processes:
+    if spec.data.validation is not None and num_rows < spec.num_shares:
         detail = f"{num_rows} rows cannot be shared by {spec.processes} processes: give at least"
         findings.problem("/data/validation", f"{detail} a row for each", "too_few_rows")
     series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
@@ -323,6 +379,8 @@ def _check_run(spec: TrainJob, num_rows: int, network: nn.Module, findings: Find
     _check_reads(spec, findings)
     _check_counts(spec, num_rows, findings)
     _check_shared(spec, findings)
+    check_sharded(spec, network, findings)
+    check_placed(spec, findings)
     _check_layout(spec, network, findings)
     check_memory(spec, findings)
 
@@ -334,7 +392,7 @@ def _check_counts(spec: TrainJob, num_rows: int, findings: Findings) -> None:
         findings.problem("/data/drop_last", detail, "no_batches")
     batch_norm = any(layer.type.startswith("BatchNorm") for layer in spec.network.layers)
     left = num_rows % size
-    if batch_norm and not spec.data.drop_last and 0 < left < 2 * spec.processes:
+    if batch_norm and not spec.data.drop_last and 0 < left < 2 * spec.num_shares:
         detail = "the last batch of an epoch has one row, which batch normalisation cannot train on"
         if spec.processes > 1:
             detail = f"the last batch of an epoch has {left} rows for {spec.processes} processes,"
@@ -411,7 +469,7 @@ def _check_probes(
         points.check(probe, number, seen, findings)
         size = sum(seen.values())
         if not {"full", "sample"}.isdisjoint(probe.want):
-            size = planned(probe, number, seen, watchable, findings)
+            size = planned(spec, number, seen, watchable, findings)
             full_bytes += size
         if full_bytes > MAX_FULL_BYTES:
             detail = f"whole tensors of one step would take {full_bytes} bytes with this probe; the"
@@ -422,6 +480,6 @@ def _check_probes(
     return described
 
 
-def parse_spec(spec: Mapping[str, Any]) -> TrainJob | InferJob:
+def parse_spec(spec: Mapping[str, Any]) -> AnyJob:
     """Parse a spec from JSON-like data, as strictly as from text."""
     return parse_job(json.dumps(spec))

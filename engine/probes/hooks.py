@@ -8,7 +8,7 @@ caused it; the flight recorders see the same tensors.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine.core.shards import own_part, whole
 from engine.core.spool import now
 from engine.core.tensor_names import input_leaves, leaves
 from engine.data.batches.batch import Batch
@@ -27,9 +28,9 @@ from engine.optim.gradient_scaling import GradScaling
 from engine.optim.updates import changes, copies, states
 from engine.probes.cost.meter import Meter
 from engine.probes.flight_recorder import FlightRecorder
-from engine.probes.merging import PER_RANK, NotAlike, SharedStep
+from engine.probes.merging import PER_RANK, Coming, NotAlike, Row, SharedStep
 from engine.probes.statistics.summarize import summarize, summarize_all
-from engine.probes.step_records import RecordSender, TensorHistogram
+from engine.probes.step_records import RecordSender, TensorHistogram, histogram_keys
 from engine.probes.tensors.captures import CapturePiece, Captures
 from engine.probes.tensors.slices import kept
 from engine.probes.watched.hook_sites import HookPoint, HookSites, Seen, sample_losses, wanting
@@ -87,6 +88,9 @@ class Unwatched(AbstractContextManager["Unwatched"]):
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         pass
 
+    def look(self, *, on: bool) -> None:
+        """Watch the coming forward pass, or leave it out."""
+
     def step(self, update: Update, _mark: Mark) -> None:
         """Run the optimizer's step."""
         update()
@@ -108,6 +112,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         )
         """The sort key of a row by name and kind."""
         self._clips = watching.training.clips
+        self._is_placed = watching.network.placement is not None
+        """Whether tensors are on several devices, each of which is measured."""
         recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
         self._records = bool(recorders)
         self._recorders = recorders if watching.group.is_first else []
@@ -122,7 +128,8 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._rows: list[tuple[str, str, Any]] = []
         self._counted: list[TensorHistogram] = []
         self._group = watching.group
-        self._shared = None if self._group.is_alone else SharedStep(self._group)
+        self._asked = ActiveProbes(due)
+        self._shared = None if self._group.is_alone else SharedStep(self._group, due)
         self._loss: Tensor | None = None
         """The loss of the step; recorders check whether it is finite."""
         self._continues = sites.watches_update or (self._clips and sites.sees_clipped)
@@ -157,6 +164,10 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         self._meter.stop(started, None)
         return self
 
+    def look(self, *, on: bool) -> None:
+        """Watch the coming forward pass, or leave it out: several run before this ends."""
+        self._is_open = on
+
     def release(self) -> None:
         """Remove the remaining hooks."""
         for hook in self._hooks:
@@ -168,8 +179,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             calls = Calls(site.layers, counted=site.is_counted)
             if site.is_counted:
                 self._calls.append(calls)
-                begin: Callable[..., None] = lambda *_, calls=calls: calls.begin()  # noqa: E731
-                self._hooks.append(site.module.register_forward_pre_hook(begin))
+                self._hooks.append(site.module.register_forward_pre_hook(self._on_begin(calls)))
             for point in site.points:
                 if point.inputs:
                     hook = self._on_input(calls, point)
@@ -227,41 +237,90 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
 
     def _finish(self) -> None:
         started = self._meter.start()
-        order = self._order
         for found in (self._rows, self._counted):
-            found.sort(key=lambda row: order(row[:2]))
-        watching = self._watching
-        if self._shared is not None:
-            self._merge(self._shared)
-        if self._group.is_first:
-            watching.captures.finish_step()
-            record = {"type": "stats", "at": now(), "step": self._step, "phase": watching.phase}
-            watching.sender.send(record, self._rows, self._counted, self._due, self._loss)
+            found.sort(key=self._of_row)
+        record = {"type": "stats", "at": now(), "step": self._step, "phase": self._watching.phase}
+        if self._shared is None:
+            self._send(record, self._rows, self._loss)
+        else:
+            self._merge(self._shared, record)
         for recorder in self._recorders:
             recorder.release()
         self._meter.stop(started, None)
 
-    def _merge(self, shared: SharedStep) -> None:
-        """Replace what this process has seen by what all have seen."""
-        if self._records and self._loss is not None:
-            self._loss = self._group.sum(self._loss.clone())
-        try:
-            self._rows = shared.merge_rows(self._rows)
-        except NotAlike as error:  # what this process has seen is not the step's
-            self._rows = [row for row in self._rows if row[1] not in PER_RANK]
-            self._watching.failed(self._due, error)
+    def _of_row(self, row: Any) -> Any:
+        return self._order(tuple(row[:2]))
+
+    def _send(self, record: Mapping[str, Any], rows: Sequence[Row], loss: Tensor | None) -> None:
+        """Send what was seen of a step; only process 0 does."""
+        if self._group.is_first:
+            self._watching.captures.finish_step()
+            self._watching.sender.send(record, rows, self._counted, self._due, loss)
+
+    def _merge(self, shared: SharedStep, record: Mapping[str, Any]) -> None:
+        """Replace what this process has seen by what all have seen, and send it."""
+        coming = shared.start_rows(self._rows)
         # what is due is the same in all processes; what was seen may not be
+        if not self._records and not any(watch.counts or watch.takes_full for watch in self._due):
+            # nothing else to exchange: the next step begins meanwhile
+            self._watching.sender.after(coming, functools.partial(self._arrived, coming, record))
+            return
+        loss = self._loss
+        if self._records and loss is not None:
+            loss = self._group.sum_of_rows(loss.clone())
+        of_ranks: dict[int, list[TensorHistogram]] = {}
         if any(watch.counts for watch in self._due):
-            self._counted = shared.merge_histograms(self._counted)
+            self._counted, of_ranks = shared.merge_histograms(self._counted, self._forms)
+            self._counted.sort(key=self._of_row)
         full = [watch for watch in self._due if watch.takes_full]
         if full:
-            for whole in shared.merge_tensors():
-                self._keep(*whole)
+            for one in shared.merge_tensors():
+                self._keep(one.kind, one.name, one.tensor, one.probes, one.rank)
             if shared.missing:
                 detail = f"its rows have different shapes in each process: {shared.missing[0]}"
                 self._watching.failed(full, ValueError(detail))
+        self._watching.sender.catch_up()
+        rows = self._merged(coming)
+        self._send({**record, **self._of_ranks(coming, of_ranks)}, rows, loss)
+
+    def _arrived(self, coming: Coming, record: Mapping[str, Any]) -> None:
+        started = self._meter.start()
+        rows = self._merged(coming)
+        self._send({**record, **self._of_ranks(coming, {})}, rows, None)
+        self._meter.stop(started, None)
+
+    def _forms(self, kind: str, name: str) -> Mapping[int, frozenset[str]]:
+        return self._asked.forms_of_ranks(kind, name, self._group.size)
+
+    def _of_ranks(
+        self, coming: Coming, counted: Mapping[int, Sequence[TensorHistogram]]
+    ) -> dict[str, Any]:
+        """Return the key of a record that has the values of single processes, if there are any."""
+        if not self._asked.of_ranks:
+            return {}
+        rows = coming.of_ranks(self._forms)
+        found = [
+            {"rank": rank, "rows": rows.get(rank, []), **histogram_keys(counted.get(rank, ()))}
+            for rank in sorted({*rows, *counted})
+        ]
+        return {"ranks": found} if found else {}
+
+    def _merged(self, coming: Coming) -> Sequence[Row]:
+        try:
+            found = coming.merged()
+            return sorted(found, key=self._of_row) if self._group.is_staged else found
+        except NotAlike as error:  # what this process has seen is not the step's
+            self._watching.failed(self._due, error)
+            return coming.same
 
     # --- in the forward and the backward pass -----------------------------------------------
+
+    def _on_begin(self, calls: Calls) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            if self._is_open:
+                calls.begin()
+
+        return hook
 
     def _on_input(self, calls: Calls, point: HookPoint) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, keywords: Any) -> None:
@@ -362,25 +421,44 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         seen = [(kind, *one) for kind, some in kinds.items() for one in some]
         if not seen:
             return
-        started, before = self._meter.start(), len(self._rows)
+        before = len(self._rows)
         self._shows = False
-        self._count_all(seen)
+        for device, some in self._by_device(seen):
+            started = self._meter.start(device)
+            self._count_all(some)
+            self._meter.stop(started, _by_size(some), device)
         self._shows = True
-        self._meter.stop(started, _by_size(seen))
         if self._recorders:
             figures = {(kind, name): found for name, kind, found in self._rows[before:]}
             for kind, name, tensor, watches in seen:
                 if (kind, name) in figures:
                     self._show(kind, name, tensor, watches, figures[kind, name])
 
+    def _by_device(
+        self, seen: Sequence[_SeenAs]
+    ) -> Iterable[tuple[torch.device | None, Sequence[_SeenAs]]]:
+        """Return tensors by the device that computes their statistics; None: the usual one."""
+        if not self._is_placed:
+            return [(None, seen)]
+        found: dict[torch.device | None, list[_SeenAs]] = {}
+        for one in seen:
+            found.setdefault(self._device_of(one[2]), []).append(one)
+        return found.items()
+
+    def _device_of(self, tensor: Tensor) -> torch.device | None:
+        return None if not self._is_placed or tensor.is_cpu else tensor.device
+
     def _count_all(self, seen: Sequence[_SeenAs]) -> None:
         counted = [one for one in seen if one[3].takes_stats and not one[3].counts]
         try:
-            figures = summarize_all([tensor for _, _, tensor, _ in counted])
+            figures = summarize_all([own_part(tensor) for _, _, tensor, _ in counted])
         except Exception:  # one by one, so that only the failing tensor is missing
             for kind, name, tensor, watches in seen:
                 self._see(kind, name, tensor, watches)
             return
+        if self._shared is not None:
+            for kind, name, tensor, watches in counted:
+                self._shared.count(name, kind, tensor, of_ranks=bool(watches.of_ranks))
         self._rows += [
             (name, kind, row) for (kind, name, _, _), row in zip(counted, figures, strict=True)
         ]
@@ -400,9 +478,12 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
         """Watch a tensor now: the next operation may overwrite it."""
         if not watches:
             return
-        started, before = self._meter.start(), len(self._rows)
+        device = self._device_of(tensor)
+        started, before = self._meter.start(device), len(self._rows)
         self._clock.pause()
         try:
+            if (divided := self._watching.network.divided) is not None:
+                tensor = divided.as_part(name, kind, tensor)
             if not is_counted:
                 self._count(kind, name, tensor, watches)
             if watches.takes_full:
@@ -414,31 +495,42 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             self._clock.resume("probes")
         if self._recorders and self._shows and len(self._rows) > before:
             self._show(kind, name, tensor, watches, self._rows[-1][2])
-        self._meter.stop(started, watches)
+        self._meter.stop(started, watches, device)
 
     def _count(self, kind: str, name: str, tensor: Tensor, watches: ActiveProbes) -> None:
         if self._shared is not None:
-            self._shared.count(name, kind, tensor)
+            self._shared.count(name, kind, tensor, of_ranks=bool(watches.of_ranks))
         if watches.counts:
-            figures, counts = summarize(tensor, histogram=True)
+            figures, counts = summarize(own_part(tensor), histogram=True)
             self._counted.append(TensorHistogram(name, kind, figures, counts, watches.counts))
             if watches.takes_stats:
                 self._rows.append((name, kind, figures))
         elif watches.takes_stats:
-            self._rows.append((name, kind, summarize(tensor)))
+            self._rows.append((name, kind, summarize(own_part(tensor))))
 
     def _keep_share(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
         """Capture a tensor; with several processes, when the rows of all of them are there."""
-        if self._shared is not None and kind in PER_RANK:
+        if self._shared is not None and (kind in PER_RANK or self._group.is_staged):
             self._shared.hold(kind, name, tensor, probes)
-        elif self._group.is_first:
+            return
+        if self._shared is not None:
+            self._shared.hold_own(kind, name, tensor, probes)
+        tensor = whole(tensor)
+        if self._group.is_first:
             self._keep(kind, name, tensor, probes)
 
-    def _keep(self, kind: str, name: str, tensor: Tensor, probes: Sequence[Probe]) -> None:
-        """Capture the wanted parts of a tensor."""
+    def _keep(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor,
+        probes: Sequence[Probe],
+        rank: int | None = None,
+    ) -> None:
+        """Capture the wanted parts of a tensor: of all processes, or of one."""
         step, phase, shape = self._step, self._watching.phase, tuple(tensor.shape)
         for part, view, lossless in kept(probes, tensor):
-            piece = CapturePiece(step, name, kind, *part, shape, lossless, phase)
+            piece = CapturePiece(step, name, kind, *part, shape, lossless, phase, rank)
             self._watching.captures.offer(piece, view)
 
     def _show(
@@ -449,7 +541,7 @@ class StepWatcher(AbstractContextManager["StepWatcher"]):
             if isinstance(watch, FlightRecorder):
                 try:
                     keep = self._keeper(watch)
-                    watch.see(self._step, (name, kind), tensor, figures, keep)
+                    watch.see(self._step, (name, kind), own_part(tensor), figures, keep)
                 except Exception as error:
                     self._watching.failed([watch], error)
 

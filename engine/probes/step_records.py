@@ -1,13 +1,13 @@
 """Turn the statistics of a watched step into records: sent at once, or kept by a recorder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from engine.core.readback import Readback
+from engine.core.readback import Event, Readback
 from engine.core.spool import Emit
 from engine.probes.flight_recorder import FlightRecorder
 from engine.probes.statistics.native_kernel import NUM_FIGURES, Histogram
@@ -39,6 +39,14 @@ class RecordSender:
         self._emit = emit
         self._readback = readback
 
+    def after(self, event: Event, then: Callable[[], None]) -> None:
+        """Call ``then`` once ``event`` has happened."""
+        self._readback.put_event(event, then)
+
+    def catch_up(self) -> None:
+        """Wait for the statistics of earlier steps."""
+        self._readback.drain()
+
     def send(
         self,
         record: Mapping[str, Any],
@@ -49,7 +57,8 @@ class RecordSender:
     ) -> None:
         """Send the statistics of a step that the probes in ``due`` have watched.
 
-        ``record`` is the record without them; ``loss`` is read only if there is a recorder.
+        ``record`` is the record without them, with those of single processes under ``ranks``;
+        ``loss`` is read only if there is a recorder.
         """
         recorders = [watch for watch in due if isinstance(watch, FlightRecorder)]
         # Besides tensors on a device there are scalars that the optimizer keeps in CPU memory.
@@ -78,9 +87,10 @@ class RecordSender:
             if now or counted:
                 self._emit({**record, "rows": now, **histograms})
             sent, found = {(row[0], row[1]) for row in now}, next(arrived, 0.0)
+            merged = {key: value for key, value in record.items() if key != "ranks"}
             for recorder in recorders:
                 seen = [row for row in table if recorder.has_seen(row[1], row[0])]
-                for late in recorder.take(record, seen, found, sent):
+                for late in recorder.take(merged, seen, found, sent):
                     self._emit(late)
 
         if coming:

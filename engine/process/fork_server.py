@@ -7,6 +7,7 @@ JSON lines on a Unix socket; each fork request includes the read end of the rank
 import array
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -26,8 +27,10 @@ if __name__ == "__main__":
 
 import torch
 
+from engine.core.versions import versions
 from engine.process import rank
 from engine.process.hardening import check_torch, limit_rank
+from glasshouse.processes import SHOW_STACKS
 from glasshouse.unpickling import seal_pickle
 
 SOCKET_VARIABLE = "GLASSHOUSE_FORK_SERVER_FD"
@@ -71,7 +74,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer until the other end of the socket closes; then end the ranks."""
-        self._say({"ready": True})
+        self._say({"ready": True, "versions": versions()})
         while True:
             readable, _, _ = select.select([self._connection], [], [], _POLL_S)
             self._reap()
@@ -182,6 +185,10 @@ def become_rank(request: dict[str, Any], parent: int) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    stacks = os.open(request["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(SHOW_STACKS, stacks, all_threads=True)
+    # Only the lifeline's thread receives it: it would interrupt what native code waits for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {SHOW_STACKS})
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,6 +206,7 @@ def _die_with(parent: int) -> None:
 def main() -> None:
     """Serve the socket that the worker passed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(SHOW_STACKS, signal.SIG_IGN)  # until a fork of it has registered its file
     connection = socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE, "3")))
     os.set_inheritable(connection.fileno(), False)
     check_torch()

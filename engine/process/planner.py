@@ -32,7 +32,7 @@ from engine.plan.plan import parse_spec, plan
 from engine.process.hardening import check_torch
 from engine.training.settable import changed_job, settable
 from glasshouse import jsonio
-from glasshouse.spec import InferJob, TrainJob, UploadedNetwork, parse_trained
+from glasshouse.spec import KINDS, TrainJob, UploadedNetwork, parse_trained
 from glasshouse.spec.error_messages import problems_in
 from glasshouse.unpickling import refuse_unpickling
 
@@ -63,7 +63,7 @@ def answer(request: Any) -> dict[str, Any]:
         errors = [{"pointer": "/section", "detail": f"no section {error}", "code": "unknown"}]
     except pydantic.ValidationError as error:
         body = request.get("spec") or request.get("upload")
-        roots = (TrainJob, InferJob) if "spec" in request else (UploadedNetwork,)
+        roots = KINDS if "spec" in request else (UploadedNetwork,)
         found = problems_in(error.errors(include_url=False), body, *roots)
         errors = [item.as_dict() for item in found]
     except MemoryError:

@@ -3,12 +3,14 @@
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,12 @@ from engine.core.timing import Work
 from engine.data.batches.batching import bucket_field, widest_rows
 from engine.data.batches.rows import Rows
 from engine.data.columns.table import Table
+from engine.diagnose.diagnose import TIMEOUT, Diagnosis
+from engine.distributed import group as groups
 from engine.distributed.group import ALONE, Group, connect
+from engine.distributed.waiting import snapshot
 from engine.inference import infer
+from engine.network.placement import Placement
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.control import Decisions, RunControl
 from engine.training.failures import cause_of, classify
@@ -36,7 +42,16 @@ from engine.training.training_rows import EndedEarly, Gathering
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, RunFailure, SpecFailed
 from glasshouse.failpoints import failpoint
-from glasshouse.spec import InferJob, Trained, TrainJob, parse_job, parse_trained
+from glasshouse.processes import SHOW_STACKS
+from glasshouse.spec import (
+    AnyJob,
+    DiagnoseJob,
+    InferJob,
+    Trained,
+    TrainJob,
+    parse_job,
+    parse_trained,
+)
 from glasshouse.spec.parallel import num_processes
 
 _UNFORESEEN = frozenset({"internal", "device", "storage"})
@@ -53,6 +68,7 @@ class Lifeline:
         self.cancel_requested = False
         self.ends_as = "cancelled"
         self.wanted: RequestedProbes | None = None
+        self.threads: int | None = None
         self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
@@ -62,6 +78,7 @@ class Lifeline:
             thread.start()
 
     def _listen(self, descriptor: int) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SHOW_STACKS})
         with os.fdopen(descriptor, "rb") as pipe:
             for line in pipe:
                 try:
@@ -80,16 +97,27 @@ class Lifeline:
                 self._end("cancelled")
             case "stop":
                 self._end(str(command["as"]))
+            case "threads":
+                self.threads = int(command["threads"])
             case "probes":
                 self.wanted = RequestedProbes.read(self._read(command))
             case "commands":
                 self.orders.extend(self._read(command))
+            case "report":
+                self._report(str(command["file"]))
             case _:
                 pass  # from a newer supervisor
 
     def _end(self, state: str) -> None:
         self.ends_as = state  # set before the cancel request; a cancellation overrides a pause
         self.cancel_requested = True
+
+    def _report(self, name: str) -> None:
+        """Write what this process waits for; the file appears when it is whole."""
+        path = self._job_dir / Path(name).name
+        new = path.with_suffix(".new")
+        new.write_text(jsonio.dumps(snapshot()))
+        new.replace(path)
 
     def _read(self, command: dict[str, Any]) -> Any:
         """Read a list of probes from its file: it may be too long for the pipe."""
@@ -100,7 +128,7 @@ class Lifeline:
 class Assignment:
     """The contents of ``job.json``."""
 
-    spec: TrainJob | InferJob
+    spec: AnyJob
     tables: dict[str, Path]
     device: torch.device
     num_threads: int | None
@@ -157,8 +185,20 @@ class Assignment:
         except (KeyError, TypeError, ValueError) as cause:
             raise SpecFailed(f"job.json cannot be read: {cause}") from cause
 
-    def join(self) -> Group:
-        """Join the other processes.
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of a training job; only layers that are placed use another than `device`.
+
+        Raises:
+            DeviceFailed: this process does not see all of them.
+        """
+        placement = (
+            Placement.of(self.spec, self.device) if isinstance(self.spec, TrainJob) else None
+        )
+        return (self.device,) if placement is None else placement.devices
+
+    def join(self, timeout: timedelta = groups.TIMEOUT) -> Group:
+        """Join the other processes. ``timeout``: the longest that a message may wait.
 
         Raises:
             SpecFailed: it is not known where they are.
@@ -167,7 +207,7 @@ class Assignment:
             return ALONE
         if self.store is None:
             raise SpecFailed("The job has several processes and was handed no store.")
-        return connect(self.rank, self.size, self.store)
+        return connect(self.rank, self.size, self.store, timeout)
 
     def table(self, dataset: str) -> Table:
         """Return the dataset's stored table."""
@@ -206,11 +246,15 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         inputs = infer.Inputs(job.checkpoint, table, job.device)
         state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
         return End(control.ends_as if state == "cancelled" else state)
+    if isinstance(job.spec, DiagnoseJob):
+        state = _diagnosed(job, job.spec, control, out)
+        return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     be_deterministic(spec.deterministic)
     torch.set_float32_matmul_precision(spec.matmul_precision)
-    guard_memory(spec.guards.memory, job.device)
-    group = job.join()
+    guard_memory(spec.guards.memory, *job.devices)
+    is_staged = "pipeline" in spec.parallel.axes
+    group = replace(job.join(), num_peers=spec.parallel.num_peers, is_staged=is_staged)
     out = out if group.is_first else Outputs(out.directory, _ignore)
     out.ring = job.ring
     decided = control if group.is_alone else Decisions(control, group)
@@ -245,6 +289,14 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for rows in (training, judged):
             if rows is not None:
                 rows.close()
+
+
+def _diagnosed(job: Assignment, spec: DiagnoseJob, control: RunControl, out: Outputs) -> str:
+    out.flush()
+    is_first = job.rank == 0
+    out = out if is_first else Outputs(out.directory, _ignore)
+    diagnosis = Diagnosis(spec, job.device, control=control, out=out, is_first=is_first)
+    return diagnosis.run(lambda: job.join(TIMEOUT))
 
 
 def _ignore(_record: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.checkpoint.stage_states import OfStages
 from engine.checkpoint.training_state import Generators, OptimizerState, Weights, lay_out_state
 from engine.core.precision import name_of
 from engine.core.readback import Readback
@@ -18,21 +19,22 @@ from engine.distributed.group import ALONE, Group
 from engine.guards.guard import Guard
 from engine.learner.averaging import AveragedWeights
 from engine.learner.learner import Learner, learner_of
-from engine.losses.losses import loss_of
 from engine.network.hidden_state import alone
-from engine.probes.hooks import Unwatched, WatchedTraining
+from engine.probes.hooks import WatchedTraining
 from engine.probes.probe_set import Probes
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.commands import Commands
 from engine.training.control import Decisions, RunControl
 from engine.training.failures import StepFailed
+from engine.training.passes import Passes
 from engine.training.report import Outputs, Reporter
 from engine.training.schedule import Schedule
 from engine.training.start import Start
 from glasshouse.spec import TrainJob
 
-UNWATCHED = Unwatched()
+_OF_LAYERS = {"model", "optimizer", "newest", "averages"}
+"""The parts of a checkpoint that have something for each layer."""
 
 
 class End(NamedTuple):
@@ -69,11 +71,11 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         CheckpointMismatch: the checkpoint is of another job.
     """
     torch.manual_seed(job.seed)
-    learner = learner_of(job, rows.device)
+    learner = learner_of(job, rows.device, group)
     loss_fn, optimizer, clip = learner[1:4]
-    schedule = Schedule(job, rows, loss_fn, parts, group)
+    schedule = Schedule(job, rows, loss_fn, parts * job.num_micro_batches, group)
     _settle(job, learner, rows, start, out, schedule.pass_size)
-    learner = learner.shared(group, lambda: next(rows.in_order(schedule.pass_size)))
+    learner = learner.replicated(lambda: next(rows.in_order(schedule.pass_size)))
     probes = _probes(job, learner, rows, out, control)
     probes.watch(watched, 0 if start is None else start.step)
     clock = probes.clock
@@ -87,36 +89,22 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
         if start.has_said_all and schedule.is_over(start.step - 1, report.elapsed_s):
             return End("succeeded", schedule.reason)
 
+    learner.share_copies()
     commands = _commands(job, learner, control, out, schedule, report)
-    step, epoch, batch = *schedule.newest, None
-    state, watcher = "succeeded", UNWATCHED
+    passes = Passes(job, learner, probes, guard, report)
+    step, epoch = schedule.newest
+    state = "succeeded"
     try:
         for step, epoch, batches in schedule.steps():
             probes.watch(control.wanted, step)
-            learner.seed(job.seed, step)
-            for micro_batch in batches:
-                batch, part, is_last = micro_batch
-                has_rows = micro_batch.has_rows
-                clock.mark("data")
-                guard.begin(batch, part)
-                seen = probes.at(step, batch, has_rows=has_rows) if is_last else UNWATCHED
-                with (
-                    seen as watcher,
-                    report.derived.at(step, batch, is_last=is_last, has_rows=has_rows),
-                ):
-                    clock.mark("probes")
-                    values = learner.forward(batch, is_last=is_last)
-                    loss = loss_of(loss_fn, values, part)
-                    clock.mark("forward")
-                    learner.backward(loss.total, is_last=is_last)
-                    clock.mark("backward")
-                clock.mark("probes")
-                report.take(step, micro_batch, loss, values)
-            report.share(step)
+            report.use_threads(control.threads, step)
+            watcher = passes.run(step, batches)
+            report.receive(step)
             guard.check(step, epoch, report.loss)
             clock.mark("probes")
             clipped = {} if clip is None else clip()
             watcher.step(learner.update, clock.mark)
+            learner.share_copies()
             optimizer.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
@@ -145,7 +133,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     except Exception as error:
         probes.close()
         report.abandon(step, epoch)
-        raise StepFailed(step, guard.blame(error, batch)) from error
+        raise StepFailed(step, guard.blame(error, passes.batch)) from error
     return End(state, schedule.reason if state == "succeeded" else None)
 
 
@@ -181,7 +169,14 @@ def _saved(
         "scheduler": learner.rate,
         "early": schedule.early,
     }
-    return {name: part for name, part in saved.items() if part is not None}
+    parts = {name: part for name, part in saved.items() if part is not None}
+    if not learner.network.is_staged:
+        return parts
+    names = learner.network.parameter_names
+    return {
+        name: OfStages(part, learner.group, names) if name in _OF_LAYERS else part
+        for name, part in parts.items()
+    }
 
 
 def _settle(
@@ -212,7 +207,7 @@ def _commands(
     if job.precision == "auto":
         to = name_of(learner.network.low_precision)
         report.settle("precision", "auto", to, by="device", step=first)
-    size = job.data.batch_size
+    size = -(-job.data.batch_size // job.num_micro_batches)
     report.settle("batch_size", size, schedule.pass_size, by="guards.memory", step=first)
 
     def follow(changed: TrainJob, step: int) -> None:
@@ -241,7 +236,7 @@ def _probes(
         learner.network,
         job.probes,
         emit=out.emit,
-        readback=Readback(rows.device),
+        readback=Readback(learner.home or rows.device, is_home=learner.home is not None),
         out_dir=out.directory,
         training=training,
         captures=captures,

@@ -35,16 +35,20 @@ _GROUP_FILES = (
 """Paths of a control group as seen by a process inside it, of version 2 and version 1."""
 
 
-def guard_memory(guard: MemoryGuard, device: torch.device) -> None:
-    """Apply a spec's limits to this process. torch reads its settings at first use."""
+def guard_memory(guard: MemoryGuard, *devices: torch.device) -> None:
+    """Apply a spec's limits to this process. torch reads its settings at first use.
+
+    ``devices``: all that the job computes on.
+    """
     if guard.allocator is not None:
         os.environ["PYTORCH_ALLOC_CONF"] = settings_of(guard.allocator)
     if guard.cap_fraction is None:
         return
-    if is_accelerator(device):
-        cap_memory(device, guard.cap_fraction)
-    else:
-        cap_process(guard.cap_fraction)
+    for device in devices:
+        if is_accelerator(device):
+            cap_memory(device, guard.cap_fraction)
+        else:
+            cap_process(guard.cap_fraction)
 
 
 def settings_of(allocator: Allocator) -> str:
@@ -86,7 +90,7 @@ def check_memory(spec: TrainJob, findings: Findings) -> None:
     if any(layer.stateful for layer in layers):
         detail = "the micro-batches of a batch would share states: set on_oom to fail if a layer is"
         findings.problem("/guards/memory/on_oom", f"{detail} stateful", "stateful")
-    if any(layer.type.startswith("BatchNorm") for layer in layers):
+    if any("BatchNorm" in layer.type for layer in layers):
         detail = "batch normalization takes its statistics of each part of a batch by itself"
         findings.warn("/guards/memory/on_oom", detail, "batch_norm")
 

@@ -6,17 +6,19 @@ Keeps losses on the device until they have been read back; never makes a step wa
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.saving import Saver
-from engine.core.snapshot import State
+from engine.core.snapshot import State, take_part
 from engine.core.spool import Emit, now
-from engine.core.timing import REPORT, Timing
+from engine.core.timing import COLLECTIVE, REPORT, Timing
 from engine.data.batches.batch import Batch
 from engine.data.batches.division import Division
 from engine.data.batches.rows import Rows
@@ -31,8 +33,10 @@ from engine.metrics.metrics import Accuracies
 from engine.metrics.sample_predictions import Samples
 from engine.network.hidden_state import alone
 from engine.optim.dense_and_sparse import rates_of
+from engine.probes.hooks import StepWatcher, Unwatched
 from engine.probes.probe_set import Probes
 from engine.training.control import Decisions
+from engine.training.predicting import predict, values_of
 from engine.training.rank_times import RankTimes
 from engine.training.schedule import Schedule
 from glasshouse import jsonio
@@ -113,6 +117,8 @@ class Reporter:
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.latest: dict[str, float] = {}
         """The newest value of each metric that has arrived."""
+        self._is_time = False
+        """With shards: whether process 0 has decided that it is time for a checkpoint."""
         self._settled: dict[str, tuple[int | str, int]] = {}
         """Settings that the spec leaves open: the value, and the step for which it was reported."""
 
@@ -156,13 +162,30 @@ class Reporter:
             record = {"type": "adjusted", "at": now(), "what": what, "from": before, "to": to}
             self._out.emit(record | {"by": by, "step": step})
 
+    def use_threads(self, wanted: int | None, step: int) -> None:
+        """Compute with another number of torch threads from a step on, and report it.
+
+        None: as many as now. A restarted job has the number that its worker has for it then, so
+        this is no setting to restore.
+        """
+        before = torch.get_num_threads()
+        if wanted is None or wanted == before:
+            return
+        torch.set_num_threads(wanted)
+        record = {"type": "adjusted", "at": now(), "what": "threads", "from": before, "to": wanted}
+        self._out.emit(record | {"by": "scheduler", "step": step})
+
     @property
     def loss(self) -> Tensor:
         """The loss of the current step, over the batches so far."""
         return self._taken.losses["loss"]
 
     def take(
-        self, step: int, micro_batch: MicroBatch, loss: LossValue, values: Mapping[str, Tensor]
+        self,
+        step: int,
+        micro_batch: MicroBatch,
+        loss: LossValue,
+        values: Mapping[str, Tensor],
     ) -> None:
         """Add the results of a batch; ``loss`` is its contribution to the step's loss."""
         taken = self._taken
@@ -175,24 +198,47 @@ class Reporter:
             for name, value in found.items():
                 sums[name] = sums[name] + value if name in sums else value
 
-    def share(self, step: int) -> None:
-        """With several processes: add up the step's results, and take process 0's decisions."""
+    def take_none(self, step: int, batches: Iterable[MicroBatch]) -> None:
+        """Add nothing, if another process of the pipeline has the results of the step."""
+        if not self._taken.losses:
+            for one in batches:
+                self._schedule.intake.count(one.batch, has_rows=False)
+            zero = torch.zeros((), device=self._readback.device)
+            names = ["loss", *(f"loss/{name}" for name in self._job.loss_names)]
+            self._taken.losses = dict.fromkeys(names, zero)
+            self._taken.correct = dict.fromkeys(self._accuracies.due(step), zero)
+
+    def send(self) -> None:
+        """With several processes: start to add up the step's results."""
+        decisions = self._decisions
+        if decisions is None:
+            return
+        taken, intake = self._taken, self._schedule.intake
+        own = map(self._group.counted, [*taken.losses.values(), *taken.correct.values()])
+        read = intake.counts if self._group.counts else [0] * len(intake.counts)
+        counts = [*self._rank_times.own(), *read]
+        changes = self._probes.proposals()
+        more: dict[str, Any] = {"factors": changes} if changes else {}
+        if self._learner.is_sharded and self.saver.is_time:
+            more["save"] = True
+        decisions.send([*own], counts, self._own_elapsed_s, more)
+
+    def receive(self, step: int) -> None:
+        """With several processes: take the step's sums and process 0's decisions."""
         if self._decisions is None:
             return
         taken, intake = self._taken, self._schedule.intake
-        own = [*taken.losses.values(), *taken.correct.values()]
-        counts = [*self._rank_times.own(), *intake.counts]
-        changes = self._probes.proposals()
-        more = {"factors": changes} if changes else {}
-        sums, counts, more = self._decisions.share(own, counts, self._own_elapsed_s, more)
+        sums, counts, more = self._decisions.receive()
         num_times = len(counts) - len(intake.counts)
         self._rank_times.take(counts[:num_times], step)
         intake.counts = [int(count) for count in counts[num_times:]]
         summed = iter(sums)
         taken.losses = dict(zip(taken.losses, summed, strict=False))
         taken.correct = dict(zip(taken.correct, summed, strict=False))
+        self._is_time = bool(more.get("save"))
         if "factors" in more:
             self._probes.apply(more["factors"], step + 1)
+        self._clock.mark(COLLECTIVE)
 
     def step(self, step: int, epoch: int, clipped: Mapping[str, Tensor]) -> int:
         """Report a finished step: its loss before the update, and its batches' metrics.
@@ -210,7 +256,7 @@ class Reporter:
             **taken.losses,
             **self.derived.take(),
             **clipped,
-            **self._learner.network.output_clips.take(self._group.sum),
+            **self._learner.network.output_clips.take(self._group),
         }
         if self._learner.scaling is not None:
             others |= self._learner.scaling.figures()
@@ -269,9 +315,9 @@ class Reporter:
             self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
-            if self._group.is_first:
+            if self._group.is_first or learner.is_sharded:
                 with alone(learner.hidden_state):
-                    self._samples.keep(step, learner.network)
+                    self._samples.keep(step, partial(values_of, learner))
         self._clock.mark("evaluate")
         return figures
 
@@ -284,19 +330,34 @@ class Reporter:
         self._settle()
         if self._group.is_first:  # all processes have the same state
             self.saver.save(position, self.latest, final=final, wait=wait)
+        elif self._learner.is_sharded:
+            take_part(self.saver.parts)
         self._clock.mark("checkpoint")
 
     def keep(self, position: dict[str, int], *, due: bool, asked: bool) -> None:
         """Save if it is due, requested, or time; or hold the best state for a later save."""
-        if not self._group.is_first:
-            return
-        choice = "save" if asked else self.saver.choose(position["step"], due=due)
+        choice = self._choice(position["step"], due=due, asked=asked)
         if choice == "save":
             self.save(position)
         elif choice == "hold":
             self._settle()
-            self.saver.hold(position, self.latest)
+            if self._group.is_first:
+                self.saver.hold(position, self.latest)
+            else:
+                take_part(self.saver.parts)
             self._clock.mark("checkpoint")
+
+    def _choice(self, step: int, *, due: bool, asked: bool) -> str | None:
+        """Return what to do at this step boundary. Only processes that take part get an answer."""
+        if asked:
+            return "save"
+        if not self._learner.is_sharded:
+            return self.saver.choose(step, due=due) if self._group.is_first else None
+        # By the clock of process 0. The others hear of it if they must expect something.
+        if due or self._evaluated == step - 1:
+            choice = self.saver.choose(step, due=due) if self._group.is_first else None
+            return self._group.broadcast(choice)
+        return "save" if self._is_time else None
 
     def _settle(self) -> None:
         """Emit all pending records of the steps so far."""
@@ -357,13 +418,12 @@ class Reporter:
         return round(self.elapsed_s / (step + 1) * (num_steps - step - 1), 1)
 
 
-@torch.inference_mode()
 def evaluate(
     learner: Learner,
     rows: Rows,
     *,
     batch_size: int,
-    watched: contextlib.AbstractContextManager[object],
+    watched: StepWatcher | Unwatched,
     metrics: EpochMetrics,
 ) -> dict[str, float]:
     """Run the validation rows once; return the loss over all of them, for any batch size.
@@ -376,28 +436,38 @@ def evaluate(
     was_training = network.training
     network.eval()
     sums: LossSums | None = None
-    for batch in own_batches(rows, batch_size, group):
-        with watched:
-            values = network(batch.tensors)
-        watched = contextlib.nullcontext()
+    batches = own_batches(rows, batch_size, group, alike=learner.is_sharded)
+
+    def take(batch: Batch, values: Mapping[str, Tensor]) -> None:
+        nonlocal sums
         found = loss_fn.sums(values, batch.num_rows)
         sums = found if sums is None else sums + found
         metrics.update(values)
+
+    predict(learner, batches, take, watched)
     network.train(was_training)
+    if sums is None and learner.pipeline is not None:  # another process has the losses
+        zeros = torch.zeros(len(loss_fn.terms), dtype=torch.float64, device=rows.device)
+        sums = LossSums(zeros, zeros)
     figures = {} if sums is None else loss_fn.figures(sums.over(group))
     return {f"validation/{name}": value for name, value in figures.items()}
 
 
-def own_batches(rows: Rows, batch_size: int, group: Group) -> Iterator[Batch]:
+def own_batches(
+    rows: Rows, batch_size: int, group: Group, *, alike: bool = False
+) -> Iterator[tuple[Batch, bool]]:
     """Yield the rows of one process once, in the stored order, ``batch_size`` rows at a time.
 
-    Every row is in exactly one process.
+    Every row is in exactly one process. Each batch comes with whether it counts: with ``alike`` all
+    processes get as many batches, and one that has no row left gets another's, which does not.
     """
     if group.is_alone:
-        yield from rows.in_order(batch_size)
+        for batch in rows.in_order(batch_size):
+            yield batch, True
         return
-    size = batch_size * group.size
-    division = Division(1, group.size, group.rank)
+    size = batch_size * group.num_shares
+    division = Division(1, group.num_shares, group.share)
     for number, batch in enumerate(rows.in_order(size, division)):
-        if any(division.sizes(min(size, rows.num_rows - number * size))):
-            yield batch
+        counts = any(division.sizes(min(size, rows.num_rows - number * size)))
+        if counts or alike:
+            yield batch, counts

@@ -32,7 +32,7 @@ class Schedule:
         """``parts``: split each batch of each process into this many, or into single rows."""
         self._job = job
         self._micro_batches = MicroBatches(job, loss_fn, group)
-        self._batching = Batching(job, rows, Division(parts, group.size, group.rank))
+        self._batching = Batching(job, rows, Division(parts, group.num_shares, group.share))
         self.pass_size = -(-job.data.batch_size // parts)
         """The most rows in one pass."""
         self._pace = pace = self._batching.pace

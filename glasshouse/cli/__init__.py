@@ -73,6 +73,7 @@ app.command(cls=Command)(results.infer)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command(cls=Command)(datasets.devices)
+app.command(cls=Command)(workers.system)
 app.command(cls=Command)(quotas.quota)
 for process in (service_commands.api, service_commands.worker, service_commands.migrate):
     app.command(

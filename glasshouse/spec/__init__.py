@@ -23,7 +23,10 @@ from glasshouse.spec.data import (
 )
 from glasshouse.spec.guards import Allocator, Guards, MemoryGuard, NonfiniteGuard
 from glasshouse.spec.jobs import (
+    KINDS,
+    AnyJob,
     Devices,
+    DiagnoseJob,
     Flatten,
     InferData,
     InferJob,
@@ -64,7 +67,9 @@ from glasshouse.spec.training import (
 from glasshouse.spec.uploads import Trained, UploadedNetwork, parse_trained
 
 __all__ = [
+    "KINDS",
     "Allocator",
+    "AnyJob",
     "Args",
     "Average",
     "BucketByLength",
@@ -74,6 +79,7 @@ __all__ = [
     "DenseField",
     "DenseSequenceField",
     "Devices",
+    "DiagnoseJob",
     "Early",
     "Evaluate",
     "Field",

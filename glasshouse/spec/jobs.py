@@ -21,6 +21,8 @@ from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
 from glasshouse.spec.parallel import MAX_PROCESSES, Parallel
+from glasshouse.spec.pipeline import check_pipeline, num_micro_batches
+from glasshouse.spec.placement import check_placement
 from glasshouse.spec.presets import Preset
 from glasshouse.spec.probes import Probe
 from glasshouse.spec.strict import (
@@ -82,18 +84,24 @@ class Devices(Spec):
     busy."""
     count: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)
     """Number of CUDA devices. Several need ``parallel``. Requires ``type`` ``cuda``; not together
-    with ``ids``. Default: one, or ``parallel.processes``. Example: ``2``."""
+    with ``ids``. Default: one, or ``parallel.processes``; ``parallel.strategy`` ``placed`` needs
+    ``count`` or ``ids``. Example: ``2``."""
     ids: tuple[NonNegativeInt, ...] | None = Constraint(
         default=None, min_length=1, max_length=MAX_PROCESSES
     )
     """The numbers of the CUDA devices on their worker, as listed by ``GET /devices``. Several need
-    ``parallel``: process 0 gets the first one. Requires ``type`` ``cuda``. Example: ``[2, 3]``."""
+    ``parallel``: process 0 gets the first one, which with ``placed`` is device 0 of the layers.
+    Requires ``type`` ``cuda``. Example: ``[2, 3]``."""
     threads: int | None = Constraint(default=None, ge=1, le=1024)
-    """Number of CPU cores of each process, each with one torch thread. Requires ``type`` ``cpu``.
-    Default: half of the worker's cores, divided among the processes, at least one for each; for
-    ``infer`` jobs, as many of these as are free. Example: ``4``."""
+    """Number of CPU cores of each process, each with one torch thread, from the start to the end.
+    Requires ``type`` ``cpu``. Default: at least one, and those that no other job needs, so the
+    number changes as jobs come and leave; for ``infer`` jobs, half of the worker's cores if they
+    are free, at least one. Example: ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
+    min_memory_gib: PositiveFloat | None = Constraint(default=None, le=1_000_000)
+    """Minimum total memory of each device in GiB, as the driver reports it; of CPU cores, the
+    memory of their worker. Default: any. Example: ``40``."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -153,10 +161,33 @@ class _Job(Spec):
     step boundary, saves a checkpoint and fails. Default: no limit. Example: ``86400``."""
     stall_timeout_s: PositiveFloat | None = None
     """Seconds without progress after which the job counts as stalled, and the event ``stalled`` is
-    sent. Default: the service's setting. Example: ``1800``."""
+    sent. Of several processes it is also the limit of a collective: if one process does not enter
+    it, the others wait for so long. Default: the service's setting. Example: ``1800``."""
     on_stall: Literal["warn", "restart", "fail"] = "warn"
     """What to do with a stalled job. ``warn``: only send the event. ``restart``: stop or kill the
     process, and retry as after a lost worker. ``fail``: fail the job."""
+
+
+def _counted(parallel: Parallel, devices: Devices) -> Parallel:
+    """Return ``parallel`` with its number of processes, which follows from ``devices`` if unset.
+
+    Raises:
+        WrongAt: it does not fit the devices.
+    """
+    asked, num_devices = parallel.processes, devices.num_devices
+    if parallel.strategy == "none":
+        fix = "set parallel.strategy to data, or ask for one device"
+        devices.check_one(f"they need a parallel strategy: {fix}")
+        return parallel
+    if parallel.strategy == "placed":
+        return parallel
+    if asked is None and num_devices is None:
+        detail = "the number of processes is missing: set parallel.processes"
+        raise WrongAt("parallel", "processes", detail=detail)
+    if None not in (asked, num_devices) and asked != num_devices:
+        detail = f"{asked} processes need {asked} devices, and devices asks for {num_devices}: set"
+        raise WrongAt("parallel", "processes", detail=f"{detail} both to the same number")
+    return parallel if asked else parallel.model_copy(update={"processes": num_devices})
 
 
 def _not_compiled(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -213,7 +244,7 @@ class TrainJob(_Job):
     deterministic: bool = False
     """Whether to use deterministic algorithms only (``torch.use_deterministic_algorithms``). The
     job fails at an operation that has none. On a CPU all operations are deterministic for the same
-    number of threads."""
+    number of threads: see ``devices.threads``."""
     accumulate: int = Constraint(default=1, ge=1, le=100_000)
     """Number of batches (micro-batches) whose gradients make one update. A step is then that many
     batches, and equals a step with one batch of all their rows: the loss is the mean over the whole
@@ -306,36 +337,33 @@ class TrainJob(_Job):
 
     @model_validator(mode="after")
     def _check_processes(self) -> Self:
-        asked, devices = self.parallel.processes, self.devices.num_devices
-        if self.parallel.strategy == "none":
-            fix = "set parallel.strategy to data, or ask for one device"
-            self.devices.check_one(f"they need a parallel strategy: {fix}")
-        elif asked is None and devices is None:
-            detail = "the number of processes is missing: set parallel.processes"
-            raise WrongAt("parallel", "processes", detail=detail)
-        elif None not in (asked, devices) and asked != devices:
-            detail = f"{asked} processes need {asked} devices, and devices asks for {devices}: set"
-            raise WrongAt("parallel", "processes", detail=f"{detail} both to the same number")
-        elif asked is None:
-            counted = self.parallel.model_copy(update={"processes": devices})
-            object.__setattr__(self, "parallel", counted)  # frozen from here on
+        counted = _counted(self.parallel, self.devices)
+        object.__setattr__(self, "parallel", counted)  # frozen from here on
         self._check_global_batch()
         self._check_single()
+        for number, probe in enumerate(self.probes):
+            probe.check_processes(self.processes, "probes", number)
+        devices = self.devices
+        check_placement(
+            self.network.layers, self.parallel.strategy, devices.type, devices.num_devices
+        )
+        check_pipeline(self.network.layers, self.parallel, self.data.batch_size)
         return self
 
     def _check_global_batch(self) -> None:
-        data, processes = self.data, self.processes
+        data, shares = self.data, self.num_shares
         whole = data.global_batch_size
         if whole is None:
             return
-        if whole % processes:
-            detail = f"{whole} rows cannot be divided among {processes} processes equally: set a"
-            raise WrongAt("data", "global_batch_size", detail=f"{detail} multiple of {processes}")
+        who = f"{shares} processes" if self.parallel.num_peers == 1 else f"{shares} shares of rows"
+        if whole % shares:
+            detail = f"{whole} rows cannot be divided among {who} equally: set a multiple of"
+            raise WrongAt("data", "global_batch_size", detail=f"{detail} {shares}")
         if "batch_size" not in data.model_fields_set:
-            sized = data.model_copy(update={"batch_size": whole // processes})
+            sized = data.model_copy(update={"batch_size": whole // shares})
             object.__setattr__(self, "data", sized)  # frozen from here on
-        elif data.batch_size * processes != whole:
-            detail = f"batch_size is {data.batch_size} for each of {processes} processes, and"
+        elif data.batch_size * shares != whole:
+            detail = f"batch_size is {data.batch_size} for each of {who}, and"
             detail += f" global_batch_size is {whole}: remove one of them"
             raise WrongAt("data", "batch_size", detail=detail)
 
@@ -355,6 +383,43 @@ class TrainJob(_Job):
             if layer.stateful:
                 detail = f"stateful (layer {layer.name!r}) {why}: remove stateful, or parallel"
                 raise WrongAt("network", "layers", number, "stateful", detail=detail)
+        self.check_strategy()
+
+    def check_strategy(self) -> None:
+        """Refuse what the strategy does not support.
+
+        Raises:
+            WrongAt: it names the field.
+        """
+        if not self.parallel.has_parts:
+            return
+        why = f"is not supported with parallel.strategy {self.parallel.strategy}"
+        if self.precision == "float16":
+            detail = f"precision float16 {why}: set bfloat16, or strategy data"
+            raise WrongAt("precision", detail=detail)
+        if self.optimizer.sparse is not None:
+            detail = f"an optimizer of sparse gradients {why}: remove sparse, or set strategy data"
+            raise WrongAt("optimizer", "sparse", detail=detail)
+        for number, layer in enumerate(self.network.layers):
+            if layer.args.get("sparse") is True:
+                detail = f"sparse (layer {layer.name!r}) {why}: remove sparse, or set strategy data"
+                raise WrongAt("network", "layers", number, "args", "sparse", detail=detail)
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        """Refuse what a pipeline does not support."""
+        if "pipeline" not in self.parallel.axes:
+            return
+        for number, layer in enumerate(self.network.layers):
+            if layer.type == "SyncBatchNorm":
+                detail = f"SyncBatchNorm (layer {layer.name!r}) is not supported with a pipeline:"
+                detail += " not all processes have the layer: set BatchNorm, or strategy data"
+                raise WrongAt("network", "layers", number, "type", detail=detail)
+        for number, probe in enumerate(self.probes):
+            if probe.on is not None:
+                detail = f"on ({probe.on}) is not supported with a pipeline, in which no process"
+                detail += " sees all layers of a step: set every or at instead, or strategy data"
+                raise WrongAt("probes", number, "on", detail=detail)
 
     @property
     def processes(self) -> int:
@@ -364,12 +429,24 @@ class TrainJob(_Job):
     @property
     def global_batch_size(self) -> int:
         """The number of rows in a batch of all processes together."""
-        return self.data.batch_size * self.processes
+        return self.data.batch_size * self.num_shares
+
+    @property
+    def num_shares(self) -> int:
+        """The number of shares into which the rows of a batch are divided among processes."""
+        return self.processes // self.parallel.num_peers
+
+    @property
+    def num_micro_batches(self) -> int:
+        """The number of micro-batches into which a pipeline divides each batch of a process."""
+        if "pipeline" not in self.parallel.axes:
+            return 1
+        return num_micro_batches(self.parallel, self.data.batch_size)
 
     @property
     def global_data(self) -> Data:
         """The data with the batch size of all processes together."""
-        if self.processes == 1:
+        if self.num_shares == 1:
             return self.data
         return self.data.model_copy(update={"batch_size": self.global_batch_size})
 
@@ -474,11 +551,74 @@ class InferJob(_Job):
         return self
 
 
-JobSpec = Annotated[TrainJob | InferJob, Constraint(discriminator="kind")]
-_JOB: TypeAdapter[TrainJob | InferJob] = TypeAdapter(JobSpec)
+MAX_MESSAGE_BYTES = 1 << 30
+"""The largest message of a diagnose job."""
+VALUE_BYTES = 4
+"""The size of the float32 values that a diagnose job sends."""
 
 
-def parse_job(body: bytes | str) -> TrainJob | InferJob:
+class DiagnoseJob(_Job):
+    """Measures and checks the communication of processes, and the memory of their devices.
+
+    It runs all-reduce, all-gather, broadcast and point-to-point messages between the processes,
+    and compares every received value. One process measures its memory only.
+    """
+
+    kind: Literal["diagnose"]
+    """Selects a diagnose job."""
+    parallel: Parallel = Parallel(strategy="none")
+    """The processes that communicate. All strategies measure the same operations. Default: one
+    process, which does not communicate. Example: ``{"strategy": "data", "processes": 2}``."""
+    retry: Retry = Retry(max_restarts=0)
+    """Automatic restarts. Default: none, because a failure is what the job looks for."""
+    sizes_bytes: tuple[int, ...] = Constraint(
+        default=(1024, 65_536, 1 << 20, 16 << 20), min_length=1, max_length=16
+    )
+    """Sizes of the messages in bytes, at most 16. Each is a multiple of 4, the size of a float32
+    value, and at most 1 GiB. Example: ``[1024, 1048576]``."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        for number, size in enumerate(self.sizes_bytes):
+            self._check_size(number, size)
+        if (again := repeated(self.sizes_bytes)) is not None:
+            detail = f"{self.sizes_bytes[again]} is listed twice: list each size once"
+            raise WrongAt("sizes_bytes", again, detail=detail)
+        if self.parallel.strategy == "placed":
+            detail = "strategy placed runs one process, which sends no messages: set data, with a"
+            raise WrongAt("parallel", "strategy", detail=f"{detail} process for each device")
+        for name in ("schedule", "micro_batches"):
+            if (value := getattr(self.parallel, name)) is not None:
+                detail = f"{name} ({value}) is that of a training, and a diagnose job trains"
+                raise WrongAt("parallel", name, detail=f"{detail} nothing: remove {name}")
+        counted = _counted(self.parallel, self.devices)
+        object.__setattr__(self, "parallel", counted)  # frozen from here on
+        return self
+
+    def _check_size(self, number: int, size: int) -> None:
+        if not 0 < size <= MAX_MESSAGE_BYTES:
+            detail = f"a message has 4 to {MAX_MESSAGE_BYTES} bytes (1 GiB), and this size is"
+            raise WrongAt("sizes_bytes", number, detail=f"{detail} {size}: change it")
+        if size % VALUE_BYTES:
+            near = size - size % VALUE_BYTES or VALUE_BYTES
+            detail = f"{size} is no multiple of 4, the size of a float32 value: for one, {near}"
+            raise WrongAt("sizes_bytes", number, detail=detail)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return self.parallel.processes or 1
+
+
+AnyJob = TrainJob | InferJob | DiagnoseJob
+"""A job of any kind."""
+JobSpec = Annotated[AnyJob, Constraint(discriminator="kind")]
+KINDS: tuple[type[_Job], ...] = (TrainJob, InferJob, DiagnoseJob)
+"""The models of all kinds of job."""
+_JOB: TypeAdapter[AnyJob] = TypeAdapter(JobSpec)
+
+
+def parse_job(body: bytes | str) -> AnyJob:
     """Read a job spec from JSON.
 
     Raises:

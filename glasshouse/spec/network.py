@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field as Constraint
 from pydantic import (
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -72,6 +73,14 @@ class Layer(Spec):
     lengths of a field or as a layer that returns an integer per row. Default: the lengths of the
     sequence field whose steps the input has. ``false``: use all steps, padding included. Example:
     ``"text.lengths"``."""
+    device: NonNegativeInt | None = None
+    """With ``parallel.strategy`` ``placed``: the device that the layer runs on, as an index into
+    the devices of the job. Its parameters and their optimizer state are there too. Default: the
+    device of its first input, and device 0 for data fields. Example: ``1``."""
+    stage: NonNegativeInt | None = None
+    """With ``parallel.strategy`` ``pipeline``: the stage that the layer is in, from 0. A layer
+    cannot be in an earlier stage than a layer that it reads. Default: the stage of the previous
+    layer; if no layer has a stage, the plan divides the layers by memory. Example: ``1``."""
     path: ModulePath | None = None
     """The path of the layer in the ``nn.Module`` that the graph was created from. It does not
     affect computation; the client uses it to map weights to the module's names. Example:
@@ -137,7 +146,10 @@ class Layer(Spec):
 _OF_PARAMETERS = ("trainable", "init", "lr_scale", "weight_decay", "l1", "grad_clip")
 _OPTIONS = {
     name: Layer.model_fields[name].default
-    for name in (*_OF_PARAMETERS, "path", "stop_gradient", "stateful", "output_grad_clip")
+    for name in (
+        *(*_OF_PARAMETERS, "device", "stage", "path", "stop_gradient"),
+        *("stateful", "output_grad_clip"),
+    )
 }
 
 

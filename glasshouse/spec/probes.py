@@ -1,12 +1,14 @@
 """Probes: which tensors to record, when, and in which form."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field as Constraint
 from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from glasshouse.slices import MAX_CHARACTERS, read
-from glasshouse.spec.strict import Spec, WrongAt, check_exactly_one
+from glasshouse.spec.parallel import MAX_PROCESSES
+from glasshouse.spec.strict import Spec, WrongAt, check_exactly_one, repeated
 from glasshouse.spec.tensor_kinds import TensorKind
 
 Form = Literal["stats", "histogram", "quantiles", "full", "sample"]
@@ -15,6 +17,7 @@ SAMPLE_BYTES = 65_536
 MAX_FULL_BYTES = 256 * 2**20
 """Maximum size of the whole tensors that all probes of a job capture in one step."""
 DEFAULT_MAX_OVERHEAD = 0.03
+Rank = Annotated[int, Constraint(ge=0, lt=MAX_PROCESSES)]
 Glob = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9_.:*?\[\]!-]{1,128}$")]
 
 
@@ -70,6 +73,10 @@ class Probe(Spec):
     lossless: bool = False
     """``true``: training waits until there is room for ``full`` and ``sample`` tensors instead of
     dropping them. The interval of the probe is not changed automatically."""
+    ranks: Literal["merged", "all"] | tuple[Rank, ...] = "merged"
+    """The processes of a job with several whose own values are recorded too. The values of all
+    processes, merged, are always recorded. ``merged``: only those. ``all``: also those of each
+    process. A list: also those of these ranks. Example: ``[0, 3]``."""
 
     @field_validator("slice")
     @classmethod
@@ -104,6 +111,47 @@ class Probe(Spec):
         return self
 
     @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.ranks == ():
+            detail = 'ranks is an empty list: list the ranks, or set ranks to "merged" or "all"'
+            raise WrongAt("ranks", detail=detail)
+        if not isinstance(self.ranks, str) and (again := repeated(self.ranks)) is not None:
+            detail = f"rank {self.ranks[again]} is listed twice: remove one of them"
+            raise WrongAt("ranks", again, detail=detail)
+        if self.on is not None and self.ranks != "merged":
+            detail = "on keeps the merged values of all processes, and ranks is"
+            detail += f" {_shown(self.ranks)}: remove ranks, or set every or at instead of on"
+            raise WrongAt("ranks", detail=detail)
+        return self
+
+    def check_processes(self, num: int, *place: int | str) -> None:
+        """Check ``ranks`` against the number of processes of the job.
+
+        Args:
+            num: the number of processes.
+            place: the path of the probe, for the error.
+
+        Raises:
+            WrongAt: the job does not have one of the ranks, or has one process.
+        """
+        if self.ranks == "merged":
+            return
+        if num == 1:
+            detail = f"ranks is {_shown(self.ranks)}, and the job has one process, whose values are"
+            detail += " the merged ones: remove ranks, or set parallel.processes"
+            raise WrongAt(*place, "ranks", detail=detail)
+        for number, rank in enumerate(self.own_ranks(num)):
+            if rank >= num:
+                detail = f"the job has no rank {rank}: it has {num} processes, with the ranks 0 to"
+                raise WrongAt(*place, "ranks", number, detail=f"{detail} {num - 1}")
+
+    def own_ranks(self, num: int) -> Sequence[int]:
+        """Return the ranks whose own values are recorded, of a job with ``num`` processes."""
+        if self.ranks == "merged":
+            return ()
+        return range(num) if self.ranks == "all" else self.ranks
+
+    @model_validator(mode="after")
     def _check_forms(self) -> Self:
         if self.slice is not None and "full" not in self.want:
             detail = "slice applies to full only: add full to want, or remove slice"
@@ -118,6 +166,10 @@ class Probe(Spec):
                 detail = "lossless (true) applies to full and sample: add one of them to want, or"
                 raise WrongAt("lossless", detail=f"{detail} remove lossless")
         return self
+
+
+def _shown(ranks: str | tuple[int, ...]) -> str:
+    return f"'{ranks}'" if isinstance(ranks, str) else str([*ranks])
 
 
 def _check_recorder(want: tuple[Form, ...]) -> None:

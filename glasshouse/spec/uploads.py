@@ -7,7 +7,7 @@ from pydantic import Field as Constraint
 from pydantic import TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field, Source
-from glasshouse.spec.jobs import InferJob, JobSpec, Network, TrainJob
+from glasshouse.spec.jobs import AnyJob, JobSpec, Network, TrainJob
 from glasshouse.spec.strict import Name, Spec, WrongAt
 
 
@@ -38,9 +38,7 @@ class UploadedNetwork(Spec):
 
 Trained = TrainJob | UploadedNetwork
 """The spec of the network of a checkpoint."""
-_TRAINED: TypeAdapter[TrainJob | InferJob | UploadedNetwork] = TypeAdapter(
-    JobSpec | UploadedNetwork
-)
+_TRAINED: TypeAdapter[AnyJob | UploadedNetwork] = TypeAdapter(JobSpec | UploadedNetwork)
 
 
 def parse_trained(body: bytes | str) -> Trained | None:
@@ -50,4 +48,4 @@ def parse_trained(body: bytes | str) -> Trained | None:
         pydantic.ValidationError: with one entry for each wrong field.
     """
     found = _TRAINED.validate_json(body)
-    return None if isinstance(found, InferJob) else found
+    return found if isinstance(found, TrainJob | UploadedNetwork) else None

@@ -5,8 +5,10 @@ requests cannot both take the last place. Jobs above ``running_jobs`` and ``devi
 refused: they wait.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Select, delete, func, select, text
@@ -170,16 +172,22 @@ class QuotaLeft:
         self.devices = None if self.devices is None else self.devices - num_devices
 
 
-def remaining(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
-    """Return what each owner with queued jobs and a limit may still use."""
+def remaining(
+    tx: Session, settings: Settings, surplus: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, QuotaLeft]:
+    """Return what each owner with queued jobs and a limit may still use.
+
+    ``surplus``: how many devices the running jobs of each owner can do without. These do not count:
+    the jobs give them up.
+    """
     usual = defaults(settings)
     set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}
     if usual.running_jobs is None and usual.devices is None and not set_:
         return {}
     waiting = tx.scalars(select(Job.owner).where(Job.state == "queued").distinct())
     running = _by_owner(tx, select(Job.owner, func.count()).where(Job.state.in_(LIVE)))
-    devices = select(Job.owner, func.count()).join(Device, Device.job == Job.id)
-    held = _by_owner(tx, devices)
+    held = _devices_by_owner(tx)
+    held.subtract(surplus)
     found: dict[str, QuotaLeft] = {}
     for owner in waiting:
         limits = _over(settings, set_.get(owner, {}))
@@ -191,6 +199,22 @@ def remaining(tx: Session, settings: Settings) -> dict[str, QuotaLeft]:
             limits.devices,
         )
     return found
+
+
+def room_for(
+    tx: Session, settings: Settings, owners: Collection[str], flexible: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the most cores that the flexible jobs of each owner may have, all jobs together.
+
+    ``flexible``: how many they have now. An owner without an entry has no limit.
+    """
+    set_ = {row.owner: row.limits for row in tx.scalars(select(Quota))}
+    limits = {owner: _over(settings, set_.get(owner, {})).devices for owner in owners}
+    if all(limit is None for limit in limits.values()):
+        return {}
+    held = _devices_by_owner(tx)
+    held.subtract(flexible)
+    return {owner: limit - held[owner] for owner, limit in limits.items() if limit is not None}
 
 
 def stored_bytes(tx: Session, owner: str) -> int:
@@ -216,6 +240,11 @@ def _over(settings: Settings, limits: Mapping[str, Any]) -> QuotaLimits:
 def _by_owner(tx: Session, counts: Select[str, int]) -> dict[str, int]:
     rows = tx.execute(counts.group_by(Job.owner))
     return {owner: int(count) for owner, count in rows}
+
+
+def _devices_by_owner(tx: Session) -> Counter[str]:
+    held = select(Job.owner, func.count()).join(Device, Device.job == Job.id)
+    return Counter(_by_owner(tx, held))
 
 
 def _left(limit: int | None, count: int) -> int | None:

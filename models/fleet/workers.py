@@ -1,6 +1,6 @@
 """Workers, their devices, and the queue of jobs that wait for them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -92,16 +92,23 @@ def other_process(
 
 
 def refresh_devices(
-    tx: Session, worker: str, devices: Sequence[FoundDevice], *, instance: str = ""
+    tx: Session,
+    worker: str,
+    devices: Sequence[FoundDevice],
+    *,
+    info: dict[str, Any] | None = None,
+    instance: str = "",
 ) -> None:
     """Update a worker's devices. A missing device that a job has becomes unhealthy.
 
-    Changes nothing if another process has taken the worker's name. Locks the worker, then its
-    devices in the order of their ids. All code that locks several of these rows uses this order, or
-    locks devices only.
+    ``info``: new facts about the host; None: they are as before. Changes nothing if another process
+    has taken the worker's name. Locks the worker, then its devices in the order of their ids. All
+    code that locks several of these rows uses this order, or locks devices only.
     """
     if not _lock(tx, worker, instance):
         return
+    if info is not None:
+        tx.execute(update(Worker).where(Worker.id == worker).values(info=info))
     known = {row.id: row for row in _locked_devices(tx, worker)}
     for found in devices:
         row = known.pop(found.id, None)
@@ -328,13 +335,21 @@ def any_waits(tx: Session) -> bool:
     return tx.scalar(query) is not None
 
 
-Given = tuple[str, str, str, int, bool, bool]
-"""A device: worker, id, kind, number, whether it is healthy, whether it is free."""
+class Given(NamedTuple):
+    """A device of a worker that takes jobs."""
+
+    worker: str
+    id: str
+    kind: str
+    number: int
+    healthy: bool = True
+    free: bool = True
+    """Whether no job has it."""
+    memory_bytes: int | None = None
+    """None: it is not known, or it is a CPU core, which has no memory of its own."""
 
 
-def devices_to_give(
-    tx: Session, *, lease_ms: int, without: Collection[str] = ()
-) -> Sequence[Given]:
+def devices_to_give(tx: Session, *, lease_ms: int, without: Collection[str] = ()) -> list[Given]:
     """Return the devices of workers that take jobs.
 
     ``without``: workers that get no jobs.
@@ -346,8 +361,25 @@ def devices_to_give(
         Worker.id.not_in(without),
     )
     columns = (Device.worker, Device.id, Device.kind, Device.number, Device.healthy)
-    query = select(*columns, Device.job.is_(None)).where(Device.worker.in_(active))
-    return tx.execute(query).all()
+    query = select(*columns, Device.job.is_(None), Device.memory_bytes)
+    return [Given(*row) for row in tx.execute(query.where(Device.worker.in_(active)))]
+
+
+def with_host_memory(tx: Session, given: Iterable[Given]) -> list[Given]:
+    """Return the devices; CPU cores have the memory of their worker's host."""
+    rows = tx.execute(select(Worker.id, Worker.info))
+    memory: dict[str, int | None] = {row.id: row.info.get("memory_bytes") for row in rows}
+    return [
+        one._replace(memory_bytes=memory.get(one.worker)) if one.kind == "cpu" else one
+        for one in given
+    ]
+
+
+def usable_cores(tx: Session) -> list[tuple[str, str, str | None]]:
+    """Return all healthy CPU cores: worker, id, and the job that has it."""
+    query = select(Device.worker, Device.id, Device.job)
+    rows = tx.execute(query.where(Device.kind == "cpu", Device.healthy))
+    return [(worker, id_, job) for worker, id_, job in rows]
 
 
 def devices(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
@@ -356,12 +388,17 @@ def devices(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str,
     return {(row.worker, row.id): row for row in tx.scalars(query)}
 
 
-def hold_free(tx: Session, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Device]:
-    """Lock devices, (worker, id), in order. Return those that are still free and healthy."""
+def hold(
+    tx: Session, wanted: Collection[tuple[str, str]], *, wait: bool = True
+) -> dict[tuple[str, str], Device]:
+    """Lock devices, (worker, id), in order, and return those that exist.
+
+    ``wait`` False: leave out those that another transaction has locked.
+    """
     query = select(Device).where(tuple_(Device.worker, Device.id).in_(sorted(wanted)))
-    query = query.order_by(Device.worker, Device.id).with_for_update()
+    query = query.order_by(Device.worker, Device.id).with_for_update(skip_locked=not wait)
     rows = tx.scalars(query, execution_options={"populate_existing": True})
-    return {(row.worker, row.id): row for row in rows if row.healthy and row.job is None}
+    return {(row.worker, row.id): row for row in rows}
 
 
 def sharing(tx: Session) -> dict[str, int]:

@@ -380,11 +380,13 @@ def _close(tx: Session, job_id: str, fence: int, state: str, exit_kind: ExitKind
         .where(Attempt.job == job_id, Attempt.fence == fence)
         .values(state=state, exit_kind=exit_kind, ended_at=database_time(tx))
     )
+    held = (Device.job == job_id, Device.fence == fence)
+    # Wait for a dispatcher that is giving it a core, in the order in which dispatchers lock; then
+    # this core is freed as well.
     tx.execute(
-        update(Device)
-        .where(Device.job == job_id, Device.fence == fence)
-        .values(job=None, fence=None)
-    )
+        select(Device.id).where(*held).order_by(Device.worker, Device.id).with_for_update()
+    ).all()
+    tx.execute(update(Device).where(*held).values(job=None, fence=None))
     probes.close(tx, job_id)
     if tx.scalar(select(Job.state).where(Job.id == job_id)) in ENDED:
         commands.reject_pending(tx, job_id)

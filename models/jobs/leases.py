@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from models.database import now_ms
 from models.state import LIVE
-from models.tables import Job
+from models.tables import Device, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class LeaseState:
     last_seq: int
     cancel_requested: bool
     num_commands: int
+    devices: frozenset[str] = frozenset()
+    """The ids of the devices that the attempt has; empty if it shares those of other jobs."""
 
 
 def beat(
@@ -47,6 +49,9 @@ def beat(
 
     ``changes``: new values of the job's columns.
     """
+    held = select(func.aggregate_strings(Device.id, ",")).where(
+        Device.job == claim.job, Device.fence == claim.fence
+    )
     grown = {"version": Job.version + 1} if num_events or changes else {}
     row = tx.execute(
         update(Job)
@@ -57,12 +62,19 @@ def beat(
             **grown,
             **(changes or {}),
         )
-        .returning(Job.state, Job.last_seq, Job.cancel_requested_at, Job.num_commands)
+        .returning(
+            Job.state,
+            Job.last_seq,
+            Job.cancel_requested_at,
+            Job.num_commands,
+            held.scalar_subquery(),
+        )
     ).one_or_none()
     if row is None:
         return None
-    state, last_seq, cancelled_at, num_commands = row
-    return LeaseState(state, last_seq, cancelled_at is not None, num_commands)
+    state, last_seq, cancelled_at, num_commands, ids = row
+    devices = frozenset(ids.split(",") if ids else ())
+    return LeaseState(state, last_seq, cancelled_at is not None, num_commands, devices)
 
 
 def renew(tx: Session, claim: Claim, *, lease_ms: int) -> bool:

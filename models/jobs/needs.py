@@ -6,6 +6,8 @@ from typing import Any
 
 from glasshouse.spec.parallel import num_processes
 
+GIB = 1 << 30
+
 
 def wants(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a resolved spec asks for: its ``devices``, and ``processes`` if several."""
@@ -22,12 +24,18 @@ class Need:
     ids: tuple[int, ...] | None = None
     """The numbers of the CUDA devices; None: any."""
     threads: int | None = None
-    """CPU cores of each process."""
+    """CPU cores of each process; None: at least one, and more while no other job needs them."""
     worker: str | None = None
     brief: bool = False
     """Whether it is an ``infer`` job: it takes what is free, and may share a core."""
     processes: int = 1
-    """Number of processes; each gets a CUDA device, or ``threads`` cores."""
+    """Number of processes; each gets ``threads`` cores, or a CUDA device."""
+    min_memory_bytes: int = 0
+    """Minimum memory of each device; of CPU cores, that of their host."""
+    trains: bool = True
+    """Whether it is a training job: the others keep the cores that they start with."""
+    num_devices: int | None = None
+    """Number of CUDA devices; None: one for each process. One process may have several."""
 
     @classmethod
     def of(cls, wants: Mapping[str, Any], job_kind: str = "train") -> "Need":
@@ -39,37 +47,57 @@ class Need:
             wants.get("threads"),
             wants.get("worker"),
             job_kind == "infer",
-            wants.get("processes") or wants.get("count") or len(ids or ()) or 1,
+            wants.get("processes") or 1,
+            int((wants.get("min_memory_gib") or 0) * GIB),
+            job_kind == "train",
+            wants.get("count") or len(ids or ()) or None,
         )
 
-    def fits(self, number: int) -> bool:
-        """Return whether a device of the right kind, with this number, may be used."""
-        return self.ids is None or number in self.ids
+    @property
+    def num_cuda(self) -> int:
+        """Number of CUDA devices that it needs to start."""
+        return self.processes if self.num_devices is None else self.num_devices
+
+    @property
+    def is_flexible(self) -> bool:
+        """Whether its CPU cores may become more or fewer while the job runs."""
+        return self.threads is None and self.trains and not self.brief
+
+    def fits(self, number: int, memory_bytes: int | None = None) -> bool:
+        """Return whether a device of the right kind, with this number and memory, may be used.
+
+        A device whose memory is not known (None) does not have the minimum.
+        """
+        has_memory = not self.min_memory_bytes or (memory_bytes or 0) >= self.min_memory_bytes
+        return has_memory and (self.ids is None or number in self.ids)
 
     def count(self, kind: str, num_all: int, num_free: int, most: int | None = None) -> int:
-        """Return how many of a worker's devices of a kind it takes.
+        """Return how many of a worker's devices of a kind it needs to start.
 
-        Without ``threads`` that is half of the cores, at least one per process and the same number
-        for each. ``num_all``: the worker's devices that fit. ``most``: the quota's limit.
+        Without ``threads`` that is one core per process; see `models.fleet.cores`. A brief job
+        takes half of the cores, or as many of them as are free, at least one. ``num_all``: the
+        worker's devices that fit. ``most``: the quota's limit.
         """
         if kind != "cpu":
-            return self.processes
+            return self.num_cuda
         if self.threads is not None:
             return self.threads * self.processes
+        if not self.brief:
+            return self.processes
         half = num_all // 2 if most is None else min(num_all // 2, most)
-        half = max(1, half // self.processes) * self.processes
-        return max(1, min(half, num_free)) if self.brief else half
+        return max(1, min(half, num_free))
 
     def kinds(self, cuda: Mapping[str, int]) -> tuple[str, ...]:
         """Return the kinds of devices that meet it, the preferred one first.
 
-        ``auto`` waits for CUDA if a worker has enough devices for all processes; a brief job takes
-        CPU cores rather than wait. ``cuda``: the number of healthy CUDA devices of each worker.
+        ``auto`` waits for CUDA if a worker has enough devices; a brief job takes CPU cores rather
+        than wait. ``cuda``: the number of healthy CUDA devices of each worker that have enough
+        memory.
         """
         if self.kind != "auto":
             return (self.kind,)
         able = (number for name, number in cuda.items() if self.worker in (None, name))
-        if max(able, default=0) < self.processes:
+        if max(able, default=0) < self.num_cuda:
             return ("cpu",)
         return ("cuda", "cpu") if self.brief else ("cuda",)
 

@@ -1,7 +1,7 @@
 """Captured tensors: layer, kind and step, and where the bytes are."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import insert, select
@@ -10,14 +10,15 @@ from sqlalchemy.orm import Session
 from glasshouse.errors import StepNotCaptured
 from models.observations import lineage, probes
 from models.observations.lineage import AttemptFilter
+from models.observations.ranks import MERGED
 from models.tables import Capture
 
 
 def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of ``id, step, layer, kind, phase, shape, dtype, size_bytes, key``.
 
-    ``tensor``, ``form``, ``slice`` and ``captured_from`` are optional for a file with one whole
-    tensor.
+    ``rank`` is optional: the process whose tensor it is. ``tensor``, ``form``, ``slice`` and
+    ``captured_from`` are optional for a file with one whole tensor.
     """
     if rows:
         tx.execute(insert(Capture), [_row(job, attempt, row) for row in rows])
@@ -25,6 +26,7 @@ def add(tx: Session, job: str, attempt: int, rows: Sequence[dict[str, Any]]) -> 
 
 def _row(job: str, attempt: int, row: dict[str, Any]) -> dict[str, Any]:
     whole = {"tensor": "tensor", "form": "full", "slice": None, "captured_from": row["shape"]}
+    whole["rank"] = MERGED
     return {"job": job, "attempt": attempt, **whole, **row}
 
 
@@ -35,12 +37,13 @@ def find(  # noqa: PLR0913 (each is a filter)
     layer: str | None = None,
     kind: str | None = None,
     phase: str | None = None,
+    rank: int | None = MERGED,
     step: int | None = None,
     after: str | None = None,
     limit: int = 100,
     attempt_filter: AttemptFilter = None,
 ) -> list[Capture]:
-    """List captures, oldest first."""
+    """List captures, oldest first. ``rank`` None: of any process, and of all together."""
     query = select(Capture).where(
         Capture.job == job, *lineage.shown(tx, job, Capture.attempt, Capture.step, attempt_filter)
     )
@@ -50,6 +53,8 @@ def find(  # noqa: PLR0913 (each is a filter)
         query = query.where(Capture.kind == kind)
     if phase is not None:
         query = query.where(Capture.phase == phase)
+    if rank is not None:
+        query = query.where(Capture.rank == rank)
     if step is not None:
         query = query.where(Capture.step == step)
     if after is not None:
@@ -57,8 +62,15 @@ def find(  # noqa: PLR0913 (each is a filter)
     return list(tx.scalars(query.order_by(Capture.id).limit(limit)))
 
 
-def get(
-    tx: Session, job: str, layer: str, kind: str, step: int | None, *, phase: str | None = None
+def get(  # noqa: PLR0913 (each is a filter)
+    tx: Session,
+    job: str,
+    layer: str,
+    kind: str,
+    step: int | None,
+    *,
+    phase: str | None = None,
+    rank: int = MERGED,
 ) -> Capture:
     """Return the capture of a tensor at a step; None means the newest.
 
@@ -71,6 +83,7 @@ def get(
         Capture.job == job,
         Capture.layer == layer,
         Capture.kind == kind,
+        Capture.rank == rank,
         *lineage.shown(tx, job, Capture.attempt, Capture.step),
         *(() if phase is None else (Capture.phase == phase,)),
     )
@@ -82,9 +95,9 @@ def get(
         return found
     steps = list(tx.scalars(select(Capture.step).where(*mine).distinct()))
     near = sorted(sorted(steps, key=lambda captured: abs(captured - (step or 0)))[:10])
-    where = f"{layer} {kind}"
+    where = f"{layer} {kind}" + ("" if rank == MERGED else f" of rank {rank}")
     if not steps:
-        detail, hint = _why_none(tx, job, layer, kind)
+        detail, hint = _why_none(tx, job, layer, kind, rank)
         raise StepNotCaptured(detail, hint=hint, nearest_steps=[])
     raise StepNotCaptured(
         f"{where} was not captured at step {step}; the nearest steps are "
@@ -93,7 +106,7 @@ def get(
     )
 
 
-def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
+def _why_none(tx: Session, job: str, layer: str, kind: str, rank: int) -> tuple[str, str]:
     """Return why there is no capture of a tensor, and what to do about it."""
     watching = [
         row.body
@@ -101,12 +114,17 @@ def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
         if kind in row.body["kinds"] and _is_matched(layer, row.matched)
     ]
     if not watching:
-        probe = {"layers": [layer], "kinds": [kind], "every": 1, "want": ["full"]}
+        probe: dict[str, Any] = {"layers": [layer], "kinds": [kind], "every": 1, "want": ["full"]}
+        if rank != MERGED:
+            probe["ranks"] = [rank]
         hint = f"Add a probe to the job, in its spec or while it runs: {json.dumps(probe)}"
         return f"No probe watches {layer} {kind}.", hint
     if not any({"full", "sample"} & {*body["want"]} for body in watching):
         detail = f"The probe of {layer} {kind} keeps no tensors."
         return detail, f'It wants {", ".join(watching[0]["want"])}: add "full".'
+    if rank != MERGED and not any(_has_rank(body, rank) for body in watching):
+        detail = f"The probe of {layer} {kind} keeps the tensors of all processes together, and not"
+        return f"{detail} those of rank {rank}.", f'Set its "ranks" to [{rank}] or "all".'
     detail = f"No tensor of {layer} {kind} has been captured."
     return (
         detail,
@@ -117,3 +135,9 @@ def _why_none(tx: Session, job: str, layer: str, kind: str) -> tuple[str, str]:
 def _is_matched(layer: str, matched: Sequence[str]) -> bool:
     """Return whether a probe watches a tensor of this name, or its parameter's optimizer state."""
     return any(name == layer or layer.startswith((f"{name}.", f"{name}:")) for name in matched)
+
+
+def _has_rank(body: Mapping[str, Any], rank: int) -> bool:
+    """Return whether a probe keeps the tensors of a process."""
+    ranks = body.get("ranks", "merged")
+    return ranks == "all" or (ranks != "merged" and rank in ranks)

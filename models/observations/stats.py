@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from glasshouse import histogram_bins, jsonio
 from glasshouse.events import STATS_COLUMNS
 from models.observations import lineage
+from models.observations.ranks import MERGED
 from models.observations.stats_bytes import (
     Block,
     Data,
@@ -56,7 +57,10 @@ class Newest(NamedTuple):
 
 
 def add(tx: Session, job: str, attempt: int, records: Sequence[dict[str, Any]]) -> None:
-    """Store ``stats`` records (step, phase, rows, optional quantiles and histograms) as blocks."""
+    """Store ``stats`` records as blocks: step, phase, rows, optional quantiles and histograms.
+
+    ``ranks`` is optional too: rows, quantiles and histograms of single processes.
+    """
     for form in FORMS:
         block = _block(form, records)
         if block is None:
@@ -80,11 +84,12 @@ def _block(form: Form, records: Sequence[dict[str, Any]]) -> Block | None:
     steps: list[int] = []
     rows: list[Any] = []
     for record in records:
-        for row in record.get(_KEYS[form], ()):
-            series = StoredSeries(row[0], row[1], record["phase"])
-            owners.append(numbers.setdefault(series, len(numbers)))
-            steps.append(record["step"])
-            rows.append(row[2:])
+        for part in (record, *record.get("ranks", ())):
+            for row in part.get(_KEYS[form], ()):
+                series = StoredSeries(row[0], row[1], record["phase"], part.get("rank", MERGED))
+                owners.append(numbers.setdefault(series, len(numbers)))
+                steps.append(record["step"])
+                rows.append(row[2:])
     if not rows:
         return None
     data: Data
@@ -119,10 +124,11 @@ def query(  # noqa: PLR0913 (each is a filter)
     layer: str = "*",
     kind: str | None = None,
     phase: str | None = None,
+    rank: int | None = MERGED,
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> Generator[tuple[StoredSeries, Any]]:
-    """Yield each series with its data, in order. ``layer`` is a glob.
+    """Yield each series with its data, in order. ``layer`` is a glob; ``rank`` None: any.
 
     Only one series is in memory at a time, because a job can have more than fits.
     """
@@ -132,6 +138,7 @@ def query(  # noqa: PLR0913 (each is a filter)
             fnmatchcase(series.layer, layer)
             and kind in (None, series.kind)
             and phase in (None, series.phase)
+            and rank in (None, series.rank)
         )
 
     reader = _Reader(tx, job, form, matches, (from_step, to_step))
@@ -162,7 +169,7 @@ class _Reader:
         self._last_fold = last_fold(tx, job)
         self._chunked: dict[StoredSeries, list[tuple[int, int]]] = defaultdict(list)
         for row in tx.execute(_series_of(job, form)):
-            series = StoredSeries(row.layer, row.kind, row.phase)
+            series = StoredSeries(row.layer, row.kind, row.phase, row.rank)
             if matches(series):
                 self._chunked[series].append((row.attempt, row.id))
 
@@ -238,23 +245,23 @@ def _by_step(data: Data) -> Data:
     return data.take(order[last])
 
 
-def newest(tx: Session, job: str) -> list[Newest]:
-    """Return the last visible row of each series."""
+def newest(tx: Session, job: str, *, rank: int = MERGED) -> list[Newest]:
+    """Return the last visible row of each series of a process, or of all together."""
     limit_of = lineage.limits(tx, job)
-    found = _newest_in_blocks(tx, job, limit_of)
+    found = _newest_in_blocks(tx, job, limit_of, rank)
 
     def see(series: StoredSeries, step: int, figures: list[float]) -> None:
         if series not in found or found[series].step < step:
             found[series] = Newest(series, step, tuple(figures))
 
     reader: _Reader | None = None
-    for row in tx.execute(_series_of(job, "stats")).all():
-        series = StoredSeries(row.layer, row.kind, row.phase)
+    for row in tx.execute(_series_of(job, "stats").where(StatsSeries.rank == rank)).all():
+        series = StoredSeries(row.layer, row.kind, row.phase, rank)
         if row.last_step <= limit_of.get(row.attempt, -1):
             see(series, row.last_step, np.frombuffer(row.last, "<f8").tolist())
             continue
         # a later attempt hides the end of that attempt: find the last row before it
-        reader = reader or _Reader(tx, job, "stats", lambda _: True, (None, None))
+        reader = reader or _Reader(tx, job, "stats", lambda one: one.rank == rank, (None, None))
         rest = reader.read(series)
         if isinstance(rest, StatsArrays):
             see(series, int(rest.steps[-1]), rest.values[:, -1].tolist())
@@ -262,7 +269,7 @@ def newest(tx: Session, job: str) -> list[Newest]:
 
 
 def _newest_in_blocks(
-    tx: Session, job: str, limit_of: dict[int, float]
+    tx: Session, job: str, limit_of: dict[int, float], rank: int
 ) -> dict[StoredSeries, Newest]:
     """Read blocks from the newest back; skip a block if all of its series were already found."""
     wanted = (
@@ -278,7 +285,11 @@ def _newest_in_blocks(
     names_of = cache(read_names)
     for attempt, data in tx.execute(wanted):
         block = unpack_block(data, names_of)
-        missing = [place for place, series in enumerate(block.names) if series not in found]
+        missing = [
+            place
+            for place, series in enumerate(block.names)
+            if series.rank == rank and series not in found
+        ]
         if not missing or not isinstance(block.data, StatsArrays):
             continue
         steps = np.where(block.data.steps <= limit_of[attempt], block.data.steps, -1)
@@ -298,6 +309,7 @@ def _series_of(job: str, form: Form) -> Any:
         StatsSeries.layer,
         StatsSeries.kind,
         StatsSeries.phase,
+        StatsSeries.rank,
         StatsSeries.last_step,
         StatsSeries.last,
     ).where(StatsSeries.job == job, StatsSeries.form == form)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse import jsonio
+from models.observations.ranks import MERGED
 
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,6 +37,7 @@ class StoredSeries(NamedTuple):
     layer: str
     kind: str
     phase: str
+    rank: int = MERGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class Block(NamedTuple):
 
 def pack_block(block: Block) -> bytes:
     """Encode a block."""
-    head = jsonio.dumps(block.names).encode()
+    names = [[*name[:3]] if name.rank == MERGED else [*name] for name in block.names]
+    head = jsonio.dumps(names).encode()
     data = block.data
     if isinstance(data, StatsArrays):
         entries, columns = _NO_ENTRIES, [data.values.astype("<f8")]

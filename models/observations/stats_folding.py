@@ -147,7 +147,7 @@ def _series_ids(tx: Session, job: str, portion: Sequence[FoldedChunk]) -> list[i
         row |= {"last_step": piece.last[0], "last": piece.last[1]}
         query = dialect.insert(core(StatsSeries)).values(row)
         query = query.on_conflict_do_update(
-            index_elements=["job", "attempt", "form", "layer", "kind", "phase"],
+            index_elements=["job", "attempt", "form", "layer", "kind", "phase", "rank"],
             set_={"last_step": query.excluded.last_step, "last": query.excluded.last},
         )
         found.append(tx.execute(query.returning(StatsSeries.id)).scalar_one())

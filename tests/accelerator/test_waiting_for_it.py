@@ -33,8 +33,8 @@ class Hasty(Readback):
     """Does not wait for the event."""
 
     def _hand_on(self, entry: Any) -> None:
-        landed, _, then = entry
-        then(landed)
+        _, then = entry
+        then()
 
 
 def read_back(reader: Readback) -> list[list[float]]:
@@ -86,6 +86,16 @@ def test_values_of_another_device_are_read_on_its_own_stream():
     assert found == [[3.0, 3.0]]
 
 
+def test_values_of_several_devices_are_read_together():
+    found: list[list[float]] = []
+    reader = Readback(OTHER, is_home=True)
+    numbers = [torch.full((2,), 3.0), torch.full((), 5.0), torch.full((1,), 7.0)]
+    there = [x.to(device) * 2 for x, device in zip(numbers, (DEVICE, OTHER, DEVICE), strict=True)]
+    reader.put(there, found.append)
+    reader.drain()
+    assert found == [[6.0, 6.0, 10.0, 14.0]]
+
+
 # --- whole tensors -------------------------------------------------------------------------------
 
 
@@ -119,6 +129,27 @@ def test_whole_tensors_are_written_when_they_have_arrived(tmp_path: Path):
     hasty = captured(tmp_path / "b", HastyCaptures)
     assert hasty.keys() == found.keys()
     assert all(x.isnan().all() for x in hasty.values())
+
+
+@pytest.mark.parametrize("last", [DEVICE, OTHER])
+def test_whole_tensors_of_two_devices_are_written_when_all_have_arrived(
+    last: torch.device, tmp_path: Path
+):
+    """The event of one device says nothing of the other, which has more to do."""
+    records: list[dict[str, Any]] = []
+    captures = Captures(tmp_path, records.append, num_bytes=2**20)
+    first = OTHER if last == DEVICE else DEVICE
+    for one in (last, first):
+        x = torch.ones(4, device=one)
+        captures.offer(CapturePiece(0, f"on_{one.index}", "output"), x * 2)
+    captures.finish_step()
+    torch.accelerator.synchronize(first)
+    captures.poll()
+    assert not records, "the last device has not run yet"
+    captures.close()
+    (record,) = [record for record in records if record["type"] == "captures"]
+    tensors = load_file(tmp_path / record["file"])
+    assert [x.tolist() for x in tensors.values()] == [[2.0] * 4] * 2
 
 
 # --- staging memory ------------------------------------------------------------------------------
@@ -173,6 +204,26 @@ def test_a_copy_is_of_the_moment_at_which_it_was_asked_for():
     assert (again.tensors["part"]["value"] == 2.0).all()
 
 
+class TwoParts(Part):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.zeros(100, device=OTHER)
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value, "other": self.other}
+
+
+def test_a_copy_of_two_devices_waits_for_both():
+    part = TwoParts()
+    part.value.fill_(1.0)
+    part.other.fill_(2.0)
+    snapshot = take({"part": part}, {})
+    snapshot.wait()
+    found = snapshot.tensors["part"]
+    assert (found["value"] == 1.0).all()
+    assert (found["other"] == 2.0).all()
+
+
 # --- what else the engine asks of it -------------------------------------------------------------
 
 
@@ -189,6 +240,21 @@ def test_its_time_is_measured_by_events_in_its_queue():
     laps = clock.take(wait=True)
     assert laps["num_steps"] == 1
     assert laps["forward"] > 0
+
+
+def test_a_clock_measures_its_device_whichever_is_the_current_one():
+    clock = clock_of(OTHER)
+    x = torch.randn(100, 100, device=OTHER)
+    with torch.accelerator.device_index(0):
+        x = x @ x
+        clock.mark("forward")
+    with torch.accelerator.device_index(1):
+        x = x @ x
+        clock.mark("backward")
+    clock.end_step(1)
+    laps = clock.take(wait=True)
+    assert laps["forward"] > 0
+    assert laps["backward"] > 0
 
 
 def test_random_states_are_saved_and_restored_without_waiting():

@@ -59,6 +59,7 @@ SPEC: dict[str, Any] = {
         "batch_size": 8,
     },
     "stop": {"epochs": 8},
+    "devices": {"type": "cpu", "threads": 1},
     "evaluate": {"every_epochs": 4},
     "checkpoint": {"every_epochs": 8},
     "probes": [

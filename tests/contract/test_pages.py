@@ -11,7 +11,7 @@ from pydantic import BaseModel, create_model
 
 from api.http.problems import problem_of
 from glasshouse import errors
-from glasshouse.spec import Data, InferJob, Spec, TrainJob
+from glasshouse.spec import KINDS, Data, Spec
 from models.settings import Settings
 from tests.security.figures import sizes
 from tests.soak.__main__ import page as page_of_soak
@@ -126,7 +126,7 @@ def test_every_operation_has_an_example_on_one_page():
 
 def test_everything_that_a_spec_is_made_of_is_on_its_page():
     shown, seen = set(generated().SPEC_MODELS), set[type[BaseModel]]()
-    pending: list[Any] = [TrainJob, InferJob]
+    pending: list[Any] = [*KINDS]
     while pending:
         kind = pending.pop()
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -170,7 +170,7 @@ def test_the_document_describes_what_a_spec_is_made_of_and_not_its_namesakes():
     schemas = json.loads((ROOT / "docs/reference/openapi.json").read_text())["components"][
         "schemas"
     ]
-    for model in (TrainJob, InferJob):
+    for model in KINDS:
         pending, seen = [schemas[model.__name__]], set[str]()
         described = model.model_json_schema()
         while pending:

@@ -100,6 +100,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "getLogs": lambda client, one: one.logs(),
     "getPlot": lambda client, one: one.plot(),
     "listDevices": lambda client, one: client.devices.list(),
+    "listSystems": lambda client, one: client.system(),
     "listWorkers": lambda client, one: client.workers.list(),
     "drainWorker": lambda client, one: client.workers.drain("w_1"),
     "removeWorker": lambda client, one: client.workers.delete("w_1"),

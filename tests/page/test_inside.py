@@ -263,6 +263,56 @@ def test_the_statistics_of_a_tensor_over_steps_are_those_of_the_api(
     page.get_by_role("combobox", name="Tensor").select_option("fc.bias")
     expect(page).to_have_url(re.compile("tensor=fc.bias"))
     expect(page.locator("[data-chart=Norms]")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Process")).to_have_count(0)
+
+
+def test_the_values_of_one_process_are_shown_and_the_url_has_its_rank(
+    page: Page, client: gh.Client, digits: str, http: httpx2.Client, axe: Any
+):
+    probe: dict[str, Any] = {"layers": ["fc"], "kinds": ["output"], "every": 1, "ranks": "all"}
+    probe |= {"want": ["stats", "histogram", "full"], "max_overhead": None}
+    spec = small(digits, name="two", parallel={"processes": 2}, probes=[probe])
+    job = client.jobs.create(spec | {"data": {**spec["data"], "batch_size": 50}}).wait(timeout=120)
+    page.goto(f"/jobs/{job.id}/layers/fc?kind=output")
+    process = page.get_by_role("combobox", name="Process")
+    expect(process.locator("option")).to_have_text(["all, merged", "rank 0", "rank 1"])
+    chart = page.locator("[data-chart=Norms]")
+    for label, query in (("all, merged", ""), ("rank 1", "&rank=1"), ("rank 0", "&rank=0")):
+        process.select_option(label=label)
+        chart.get_by_role("button", name="Table").click()
+        path = f"/jobs/{job.id}/stats?layer=fc&kind=output&stat=l2{query}"
+        (expected,) = http.get(path).json()["data"]
+        cells = chart.locator("tbody tr td:first-of-type")
+        for value, shown_cell in zip(expected["values"]["l2"], cells.all(), strict=True):
+            expect(shown_cell).to_have_attribute("data-value", str(value))
+    expect(page).to_have_url(re.compile("rank=0"))
+    axe(page)
+    page.get_by_role("link", name="Histograms").click()
+    expect(page).to_have_url(re.compile("rank=0"))
+    page.get_by_role("button", name="Table").click()
+    expect(page.locator("caption")).to_have_text(re.compile("500 finite values"))
+    page.get_by_role("link", name="Values and maps").click()
+    expect(page.get_by_text(re.compile("^50 . 10$"))).to_be_visible()
+    expect(page.get_by_text(", of rank 0")).to_be_visible()
+    process.select_option(label="all, merged")
+    expect(page.get_by_text(re.compile("^100 . 10$"))).to_be_visible()
+
+
+def test_a_rank_without_values_is_watched_with_one_click(
+    page: Page, client: gh.Client, digits: str, http: httpx2.Client
+):
+    job = client.jobs.create(lasting(digits, 1_000_000, name="own", parallel={"processes": 2}))
+    try:
+        page.goto(f"/jobs/{job.id}/layers/conv1?kind=output&rank=1")
+        expect(
+            page.get_by_text("of rank 1. A probe with stats and ranks records them")
+        ).to_be_visible()
+        page.get_by_role("button", name="Watch every step").click()
+        expect(page.locator("[data-chart=Norms]")).to_be_visible()
+        (probe,) = http.get(f"/jobs/{job.id}/probes").json()["data"]
+        assert (probe["layers"], probe["ranks"]) == (["conv1"], [1])
+    finally:
+        job.cancel()
 
 
 def test_gradient_flow_shows_the_gradient_of_each_layer(

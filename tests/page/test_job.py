@@ -485,3 +485,44 @@ def test_the_order_of_the_best_values_is_independent_of_the_response(page: Page,
     page.reload()
     expect(tiles).to_have_count(len(names))
     assert [tile.split("\n")[0] for tile in tiles.all_inner_texts()] == names
+
+
+def test_the_times_of_the_processes_are_those_of_the_api(
+    page: Page,
+    client: gh.Client,
+    http: httpx2.Client,
+    digits: str,
+    axe: Axe,
+    screenshot: Screenshot,
+):
+    two = {
+        "parallel": {"strategy": "data", "processes": 2},
+        "devices": {"type": "cpu", "threads": 1},
+    }
+    job = client.jobs.create(spec(digits, "two processes", **two)).wait(timeout=120)
+    metrics = {
+        one["name"]: one["last"] for one in http.get(f"/jobs/{job.id}/metrics").json()["data"]
+    }
+    page.goto(f"/jobs/{job.id}")
+    panel = page.get_by_role("region", name="Processes")
+    rows = panel.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    for rank in (0, 1):
+        cells = rows.nth(rank).locator("td")
+        shown = [float(cell.get_attribute("data-value") or "nan") for cell in cells.all()]
+        parts = ("data", "compute", "collective", "step")
+        assert shown == [metrics[f"system/ranks/{rank}/{part}_s"] for part in parts]
+    spread = panel.locator("tfoot tr")
+    for row, name in enumerate(("min", "median", "max")):
+        shown_step = spread.nth(row).locator("td").last.get_attribute("data-value")
+        assert float(shown_step or "nan") == pytest.approx(metrics[f"system/ranks/step_{name}_s"])
+    expect(chart(page, "system/ranks/collective")).to_be_visible()
+    expect(page.locator("[data-group='system/ranks/0/data_s']")).to_have_count(0)
+    axe(page)
+    screenshot("job-processes")
+
+
+def test_a_job_of_one_process_shows_no_times_of_processes(page: Page, ended: gh.Job):
+    page.goto(f"/jobs/{ended.id}")
+    expect(chart(page, "loss")).to_be_visible()
+    expect(page.get_by_role("region", name="Processes")).to_have_count(0)

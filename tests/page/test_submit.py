@@ -114,6 +114,28 @@ def shows_plan(page: Page, plan: dict[str, Any]) -> None:
         assert cells[:4] == [layer["name"], layer["type"], shape, f"{layer['parameters']:,}"]
 
 
+def test_the_plan_shows_the_stages_of_a_pipeline(page: Page, http: httpx2.Client, digits: str):
+    opened(page, f"dataset={digits}")
+    spec = on_screen(page)
+    spec["parallel"] = {"strategy": "pipeline", "processes": 2, "micro_batches": 4}
+    spec["devices"] = {"type": "cpu", "threads": 1}
+    written(page, json.dumps(spec))
+    planned(page)
+    plan = http.post("/plan", json=spec).json()
+    shows_plan(page, plan)
+    pane, parallel = page.get_by_role("region", name="Plan"), plan["parallel"]
+    rows = pane.get_by_role("table", name="Stages").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    for row, stage in zip(rows.all(), parallel["stages"], strict=True):
+        assert row.locator("td").all_inner_texts() == [
+            *(str(stage["stage"]), str(stage["process"]), str(len(stage["layers"]))),
+            *(shown_bytes(stage["memory"]["total_bytes"]), shown_bytes(stage["sent_bytes"])),
+        ]
+    expect(pane).to_contain_text("Schedule 1f1b, 4 micro-batches: a process waits 20%")
+    (chosen,) = pane.get_by_role("table", name="Strategies").locator("tbody tr").all()
+    assert chosen.locator("td").first.inner_text() == "pipeline"
+
+
 def test_without_a_dataset_one_button_creates_a_spec_that_can_be_submitted(
     stranger: Page, local_service: LocalService
 ):

@@ -1,8 +1,6 @@
 """Fixtures of the security tests: an API with two tenants, and the app's list of routes."""
 
-import tempfile
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,17 +8,13 @@ import pytest
 
 from tests.running import running_api
 from tests.security import figures
-from tests.security.populated_api import PopulatedApi, make_app, routes_of
+from tests.security.populated_api import PopulatedApi, all_routes
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that asks for ``route`` every operation of the app."""
     if "route" in metafunc.fixturenames:
-        with tempfile.TemporaryDirectory() as home:
-            app = make_app(Path(home))
-            routes = routes_of(app)
-            app.state.resources.database.close()
-        metafunc.parametrize("route", routes, ids=str)
+        metafunc.parametrize("route", all_routes(), ids=str)
 
 
 @pytest.fixture(autouse=True)

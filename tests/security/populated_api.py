@@ -5,8 +5,10 @@ tests with a message that says what to add here.
 """
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,15 @@ class Route:
         return [part.split("}")[0] for part in self.path.split("{")[1:]]
 
 
-def make_app(home: Path) -> FastAPI:
-    """The app of a service that nobody starts."""
-    return create_app(Settings(home=home))
+@cache
+def all_routes() -> list[Route]:
+    """Every operation of the app of a service that nobody starts."""
+    with tempfile.TemporaryDirectory() as home:
+        app = create_app(Settings(home=Path(home)))
+        try:
+            return routes_of(app)
+        finally:
+            app.state.resources.database.close()
 
 
 def routes_of(app: FastAPI) -> list[Route]:

@@ -200,6 +200,8 @@ def in_file(claim: Claim, record: dict[str, Any], key: str, *, end: int = 0) -> 
         href = f"/api/v1/jobs/{claim.job}/layers/{where}?step={row['step']}"
         if row["phase"] != "train":
             href += f"&phase={row['phase']}"
+        if "rank" in row:
+            href += f"&rank={row['rank']}"
         told = {name: value for name, value in row.items() if name != "tensor"}
         event = {"capture": capture, **told, "href": href}
         lot.events.append(NewEvent("capture", at, event, row["step"]))

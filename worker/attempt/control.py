@@ -2,7 +2,7 @@
 
 Every write of an attempt returns a `LeaseState`, which says whether there are new commands or
 changes of probes. The rank gets them as a file, whose name is sent through its lifeline. They apply
-at the next step boundary.
+at the next step boundary, and so does another number of threads.
 
 The lease of an attempt says only that its worker is running. A rank that hangs in native code or
 in a system call writes nothing more, while its worker keeps renewing the lease.
@@ -24,7 +24,8 @@ from models.jobs.leases import LeaseState
 from models.observations import probes
 from models.observations.events import NewEvent
 from models.settings import Settings
-from models.tables import now
+from models.tables import Job, now
+from worker.attempt.cores import Cores
 from worker.processes.ranks import Ranks
 
 _log: Any = structlog.get_logger()
@@ -33,12 +34,14 @@ _CHECK_EVERY_S = 0.5
 
 
 class CommandDelivery:
-    """The commands and the list of probes of one attempt."""
+    """The commands, the list of probes and the number of threads of one attempt."""
 
-    def __init__(self, database: Database, job_id: str, directory: Path) -> None:
+    def __init__(self, database: Database, job: Job, directory: Path) -> None:
         """``directory``: the attempt's directory."""
+        self.cores = Cores(job)
+        """The CPU cores that the attempt has now."""
         self._database = database
-        self._job = job_id
+        self._job = job.id
         self._directory = directory
         self.cancelled = False
         """Whether the user asked to cancel the job."""
@@ -60,6 +63,7 @@ class CommandDelivery:
         """Handle what a write of this attempt returned; read the commands if there are new ones."""
         self.cancelled = beat.cancel_requested
         self.pausing = beat.state == "pausing"
+        self.cores.receive(beat)
         if beat.num_commands == self._num_commands:
             return
         with self._database.read() as tx:
@@ -74,13 +78,15 @@ class CommandDelivery:
         self._num_commands = beat.num_commands
 
     def delivered(self, description: dict[str, Any]) -> None:
-        """Mark the commands and probes in the rank's ``job.json`` as delivered."""
+        """Mark what is in the rank's ``job.json`` as delivered: commands, probes, threads."""
+        self.cores.started(description["device"]["threads"])
         wanted: dict[str, Any] | None = description["probes"]
         self._revision = 0 if wanted is None else wanted["revision"]
         self._delivered |= {command["id"] for command in description["commands"]}
 
     def deliver(self, rank: Ranks) -> None:
-        """Send new commands and probes to the rank, once. Retry later if the file write fails."""
+        """Send news to the rank, once. Retry later if the file write fails."""
+        self.cores.deliver(rank)
         wanted = self._probes
         revision = 0 if wanted is None else wanted["revision"]
         if revision > self._revision and self._send(rank, "probes", revision, wanted):

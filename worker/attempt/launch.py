@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +198,7 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
     saved = _checkpoint(tx, spec)
     start = attempts.start_of(tx, attempt.claim)
     first = None if start is None else start.step
-    ids: list[int] = spec["devices"].get("ids") or []
-    if ids:  # process 0 gets the first one
-        held.sort(key=lambda device: ids.index(device.number))
-    uuids = [device.uuid for device in held if device.kind == "cuda" and device.uuid]
     num_ranks = num_processes(spec)
-    shares = [uuids[n : n + 1] for n in range(num_ranks)] if num_ranks > 1 else [uuids]
     try:
         saved_dir = saved and str(artifacts.local(saved.key))
         return {
@@ -227,9 +222,24 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
             "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": init and {"dir": saved_dir, "load": init["load"]},
             "trained_by": saved and checkpoints.trained(tx, saved),
-        }, [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
+        }, environments(spec, held)
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
         raise DataFailed(f"Something that the job reads is gone: {error}") from error
+
+
+def environments(spec: Mapping[str, Any], held: Sequence[Device]) -> list[dict[str, str]]:
+    """Return additions to the environment of each rank: the devices that it sees, in order.
+
+    ``spec``: the resolved spec. ``held``: the devices of the job, by number. Of several ranks each
+    sees one device; one rank sees all of them.
+    """
+    ids: list[int] = spec["devices"].get("ids") or []
+    if ids:  # process 0 gets the first one, which is device 0 of its layers
+        held = sorted(held, key=lambda device: ids.index(device.number))
+    uuids = [device.uuid for device in held if device.kind == "cuda" and device.uuid]
+    num_ranks = num_processes(spec)
+    shares = [uuids[n : n + 1] for n in range(num_ranks)] if num_ranks > 1 else [uuids]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:

@@ -71,6 +71,10 @@ class StopReason:
     on_stall: Literal["restart", "fail"] = "restart"
     stalled_rank: int | None = None
     """The process that kept the others waiting, if it is known."""
+    stalled_why: str | None = None
+    """What that process does or has not done."""
+    stalled_step: int | None = None
+    """The last step that was reported before."""
 
     @property
     def how(self) -> Literal["cancelled", "paused", "interrupted"] | None:
@@ -95,7 +99,7 @@ def judge(
 
     ``out_of_memory``: the OOM killer acted while the rank was running. ``rank``: its number.
     """
-    if end is not None:
+    if end is not None and not (pressed.how is not None and _is_of_peer(end)):
         return _by_reported_end(end, pressed)
     own_fault = pressed.how == "paused" and exit_.signal not in _FROM_OUTSIDE
     if pressed.how is not None and not own_fault:
@@ -152,6 +156,12 @@ def unkillable(*, cancelled: bool) -> JobEnded:
     return JobEnded("cancelled" if cancelled else "failed", "unkillable", error.as_dict())
 
 
+def _is_of_peer(end: dict[str, Any]) -> bool:
+    """Whether a rank failed because another ended, which this worker may have done."""
+    error: dict[str, Any] = end.get("error") or {}
+    return error.get("code") == PEER_LOST
+
+
 def _by_reported_end(end: dict[str, Any], pressed: StopReason) -> JobEnded | AttemptEnded:
     if end["state"] == "succeeded":
         return JobEnded("succeeded", "succeeded", reason=end.get("reason"))
@@ -175,9 +185,10 @@ def _by_pressure(
         return JobEnded("failed", "timeout", error.as_dict())
     if pressed.stalled_s is not None:
         reason = f"it made no progress for {pressed.stalled_s:.0f} s"
-        if pressed.stalled_rank is not None:
-            reason = f"{reason}: rank {pressed.stalled_rank} hung or was stopped"
-        error = Stalled(f"The job was stopped: {reason}.", rank=pressed.stalled_rank).as_dict()
+        if pressed.stalled_why is not None:
+            reason = f"{reason}: {pressed.stalled_why}"
+        rank, step = pressed.stalled_rank, pressed.stalled_step
+        error = Stalled(f"The job was stopped: {reason}.", rank=rank, step=step).as_dict()
         if pressed.on_stall == "fail":
             return JobEnded("failed", "stalled", error)
         return AttemptEnded("stalled", reason, error)

@@ -134,7 +134,7 @@ class Sorter:
     def _stats(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         event: dict[str, Any] = {"step": record["step"], "phase": record["phase"]}
         event |= {"columns": list(STATS_COLUMNS), "rows": record["rows"]}
-        event |= {key: record[key] for key in ("histograms", "quantiles") if key in record}
+        event |= {key: record[key] for key in ("histograms", "quantiles", "ranks") if key in record}
         to.batch.events.append(NewEvent("stats", at, event, record["step"]))
         to.batch.stats.append(record)
         self.nonfinite.on_stats(record)

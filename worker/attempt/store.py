@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class AttemptStore:
         self._usage: Usage | None = None
         self._began = False
         self._notes: list[NewEvent] = []
+        self._own: list[dict[str, Any]] = []
         self._trimmed = 0
         self._pending: Shipment | None = None
         self._tried = self._behind = False
@@ -118,6 +120,10 @@ class AttemptStore:
     def note(self, event: NewEvent) -> None:
         """Store an event of the worker with the next records."""
         self._notes.append(event)
+
+    def report(self, records: Sequence[dict[str, Any]]) -> None:
+        """Store records of the worker, in the rank's form, with the next ones of the rank."""
+        self._own += records
 
     def log_tail(self, rank: int | None = None) -> str | None:
         """Return the last lines of a rank's standard error; see `Logs.tail`."""
@@ -172,13 +178,23 @@ class AttemptStore:
             Fenced: this attempt has lost its job.
         """
         every = min(BEAT_EVERY_S, self._context.settings.lease_s / 3)
-        if time.monotonic() - max(self._wrote_at, self._retry_at - _RETRY_S) < every:
+        changes, at = self._control.cores.changes, time.monotonic()
+        if changes:  # show them at once
+            is_due = at >= self._retry_at
+        else:
+            is_due = at - max(self._wrote_at, self._retry_at - _RETRY_S) >= every
+        if not is_due:
             return
         try:
             with self._context.database.write() as tx:
-                beat = leases.beat(tx, self._claim, lease_ms=self._context.lease_ms)
+                beat = leases.beat(
+                    tx, self._claim, lease_ms=self._context.lease_ms, changes=changes
+                )
                 failpoint("beat.commit")
+            self._control.cores.stored(changes)
             self._heard(beat)
+            if changes:
+                self._context.notifier.job_changed(self._claim.job)
         except AWAY as error:
             _log.warning("database_unavailable", error=str(error))
             self._wait()
@@ -190,9 +206,10 @@ class AttemptStore:
         used = self._usage.figures() if self._usage is not None and not final else {}
         lots = self.drain.finished()
         noted, self._notes = self._notes, []
-        if not (records or printed or used or lots or noted):
+        own, self._own = self._own, []
+        if not (records or printed or used or lots or noted or own):
             return None
-        shipment = self.sorter.sort(records, (self.offset, offset))
+        shipment = self.sorter.sort([*own, *records], (self.offset, offset))
         self.sorter.add_usage(used, shipment)
         shipment.batch.events += printed + noted
         shipment.take(lots)

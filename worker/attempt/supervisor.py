@@ -16,6 +16,7 @@ from glasshouse.errors import EngineFailed, RunFailure
 from glasshouse.failpoints import failpoint
 from models.fleet import workers
 from models.jobs import attempts
+from models.observations.events import NewEvent
 from models.telemetry.tracing import Span, log_fields
 from worker.attempt import launch, memory, outcome, resume
 from worker.attempt.captures import BadRecord
@@ -24,6 +25,7 @@ from worker.attempt.folding import Folding
 from worker.attempt.launch import Launch
 from worker.attempt.outcome import AttemptEnded, JobEnded, StopReason
 from worker.attempt.resume import Attempt
+from worker.attempt.stalls import Stall, investigate
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
 from worker.processes.fork_server import ForkServerLost
@@ -80,13 +82,17 @@ class Supervisor:
             attempt.directory / "spool",
             spent_s=context.with_retries(spent_s),
         )
-        self._control = CommandDelivery(context.database, claim.job, attempt.directory)
+        self._control = CommandDelivery(context.database, attempt.job, attempt.directory)
         self._store = AttemptStore(attempt, self._control)
         self._launch = launcher(attempt, self._control)
         self._folding = Folding(context.database, claim)
         self._span = Span(None)
         self.has_ended_job = False
-        self._stalled_rank: int | None = None
+        self._stall = Stall()
+        """What is known of the newest stall."""
+        self._stalled_step: int | None = None
+        self._reported_at: float | None = None
+        """When the end that process 0 has reported was stored."""
         self._cause = 0
         """The rank that decided how the attempt ended."""
         self._unreadable: str | None = None
@@ -145,7 +151,8 @@ class Supervisor:
         if cause is None:
             self._launch.abandon()
             return outcome.unkillable(cancelled=self._control.cancelled)
-        self._cause = cause.rank
+        stalled = self._watchdog.stalled_s is not None
+        self._cause = self._stall.cause if stalled and self._stall.cause else cause.rank
         oom = memory.oom_kills() != oom_kills
         pressed, exit_ = self._pressed, cause.exit
         end = outcome.judge(ended, exit_, pressed, out_of_memory=oom, rank=cause.rank)
@@ -165,18 +172,20 @@ class Supervisor:
             store.look(final=exit_ is not None)
             store.beat_if_due()
             self._folding.turn()
-            if backpressure.is_stopped:
+            if backpressure.is_stopped or rank.are_ending:
                 self._watchdog.reset()
             if (stalled := self._watchdog.check(store.sorter.step)) is not None:
-                self._stalled_rank = rank.suspect()
-                store.note(stalled)
+                self._investigate(rank, stalled)
             how = self._pressed.how
             if how is None:
                 backpressure.check(self._watchdog.spool_bytes - store.offset)
             else:
                 backpressure.release()
-                rank.ask(how, force=self._control.force or self._context.hurries)
+                hurries = self._control.force or self._context.hurries
+                rank.ask(how, force=hurries or self._has_no_hope)
             self._control.deliver(rank)
+            if store.end is not None:
+                self._end_late(rank)
             rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)
             if exit_ is not None:
                 if store.idle:
@@ -190,6 +199,26 @@ class Supervisor:
             if rank.has_survived(settings.unkillable_s):
                 return None
 
+    def _investigate(self, ranks: Ranks, stalled: NewEvent) -> None:
+        """Find out why the job has stalled, and report it."""
+        self._stall = stall = investigate(ranks, self._attempt.directory, self._store.beat_if_due)
+        self._stalled_step = stalled.payload["step"]
+        found: dict[str, Any] = {"cause": stall.cause, "reason": stall.reason}
+        found["ranks"] = [one.as_dict() for one in stall.ranks]
+        self._store.note(stalled._replace(payload={**stalled.payload, **found}))
+        self._store.report(stall.artifacts)
+
+    def _end_late(self, ranks: Ranks) -> None:
+        """End processes that are still running some time after process 0 has reported its end."""
+        self._reported_at = self._reported_at or time.monotonic()
+        if time.monotonic() > self._reported_at + self._context.settings.grace_s:
+            ranks.ask(force=True)
+
+    @property
+    def _has_no_hope(self) -> bool:
+        """Whether the job is ended for a stall from which no process can stop by itself."""
+        return self._watchdog.stalled_s is not None and self._stall.is_hopeless
+
     @property
     def _pressed(self) -> StopReason:
         """Why the rank must end, if it must."""
@@ -200,7 +229,9 @@ class Supervisor:
             timeout_s=self._watchdog.exceeded_s,
             stalled_s=self._watchdog.stalled_s,
             on_stall="fail" if self._watchdog.on_stall == "fail" else "restart",
-            stalled_rank=self._stalled_rank,
+            stalled_rank=self._stall.cause,
+            stalled_why=self._stall.reason,
+            stalled_step=self._stalled_step,
         )
 
     def _close(self, end: JobEnded | AttemptEnded) -> None:

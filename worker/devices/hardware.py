@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
+from worker.devices import facts
 
 _MEASURE_S = 0.15
 _WIDTH = 512
@@ -46,37 +47,49 @@ _USAGE: dict[str, tuple[Callable[[Any, Any], float], Callable[[list[float]], flo
 """How a value is read from one device, and how the values of several devices are joined."""
 
 
-def cuda_devices() -> list[dict[str, Any]]:
-    """Return the CUDA devices that NVML lists; a MIG instance is a device. No driver: none."""
+class CudaInventory(NamedTuple):
+    """What NVML reports."""
+
+    devices: list[dict[str, Any]] = []  # noqa: RUF012 (an empty one is never changed)
+    """A MIG instance is a device."""
+    facts: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    """By the id of the device."""
+    versions: dict[str, str | None] = {}  # noqa: RUF012
+
+
+def cuda_inventory() -> CudaInventory:
+    """Return the CUDA devices, their facts, and the driver's versions. No driver: none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return []
+        return CudaInventory()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return []
+        return CudaInventory()
     try:
         return listed(nvml)
     finally:
         nvml.nvmlShutdown()
 
 
-def listed(nvml: Any) -> list[dict[str, Any]]:
-    """Return the devices that NVML lists; one that it cannot query is unhealthy."""
+def listed(nvml: Any) -> CudaInventory:
+    """Return what NVML reports; a device that it cannot query is unhealthy and has no facts."""
     found: list[dict[str, Any]] = []
+    handles: dict[str, Any] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             for part in _parts(nvml, handle):
                 found.append(_device(nvml, part, len(found)))
+                handles[found[-1]["id"]] = part
         except nvml.NVMLError as error:
             found.append(_broken(len(found), str(error)))
     version, built = torch_version()
-    if built:
-        return found
-    reason = f"torch {version} is not built for CUDA"
-    return [device | {"healthy": False, "reason": reason} for device in found]
+    if not built:
+        reason = f"torch {version} is not built for CUDA"
+        found = [device | {"healthy": False, "reason": reason} for device in found]
+    return CudaInventory(found, facts.of_devices(nvml, handles), facts.driver_versions(nvml))
 
 
 def _parts(nvml: Any, handle: Any) -> list[Any]:
@@ -101,8 +114,8 @@ def _device(nvml: Any, handle: Any, number: int) -> dict[str, Any]:
         "id": f"cuda:{number}",
         "kind": "cuda",
         "number": number,
-        "name": nvml.nvmlDeviceGetName(handle),
-        "uuid": nvml.nvmlDeviceGetUUID(handle),
+        "name": facts.text(nvml.nvmlDeviceGetName(handle)),
+        "uuid": facts.text(nvml.nvmlDeviceGetUUID(handle)),
         "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
     }
 
@@ -192,15 +205,19 @@ def main() -> int:
     if arguments.follow:
         return follow(arguments.follow)
     measured = {"core_flops": core_flops()} if arguments.measure else {}
+    cuda = cuda_inventory()
     info = {
-        "memory_bytes": psutil.virtual_memory().total,
+        **facts.of_host(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "devices": cuda.facts,
+        "versions": cuda.versions,
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch_version()[0],
         "triton": _version("triton"),
         **measured,
     }
-    sys.stdout.write(json.dumps({"devices": cuda_devices(), "info": info}) + "\n")
+    sys.stdout.write(json.dumps({"devices": cuda.devices, "info": info}) + "\n")
     return 0
 
 

@@ -75,7 +75,9 @@ def ask(settings: Settings, *, measure: bool = False) -> tuple[list[FoundDevice]
     )
     found = json.loads(done.stdout)
     devices = [FoundDevice(**device) for device in found["devices"]]
-    return cpu_devices(num_cores(settings)) + devices, found["info"]
+    cores, info = num_cores(settings), found["info"]
+    info["cpu"] |= {"name": processor_name(), "job_cores": cores}
+    return cpu_devices(cores) + devices, info
 
 
 def mark_unhealthy(known: list[FoundDevice], reason: str) -> list[FoundDevice]:

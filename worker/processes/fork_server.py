@@ -85,6 +85,8 @@ class ForkServerClient:
         self._socket: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.num_starts = 0
+        self.versions: dict[str, str | None] = {}
+        """The versions of torch and its libraries, as of `engine.core.versions`."""
         self._thread = threading.Thread(target=self._keep, name="fork-server", daemon=True)
 
     def start(self) -> None:
@@ -106,6 +108,7 @@ class ForkServerClient:
             "do": "fork",
             "job_dir": str(rank_directory(job_dir, number)),
             "env": dict(env),
+            "stacks": str(stacks_path(job_dir, number)),
             **{stream: str(log_path(job_dir, stream, number)) for stream in STREAMS},
         }
         read_end, write_end = os.pipe()
@@ -189,6 +192,7 @@ class ForkServerClient:
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message.get("ready"):
+            self.versions = message.get("versions", {})
             self._ready.set()
             return
         with self._lock:
@@ -235,6 +239,11 @@ class ForkServerClient:
 def rank_directory(job_dir: Path, number: int) -> Path:
     """Return the directory of a rank; rank 0 has that of the attempt."""
     return job_dir / f"rank-{number}" if number else job_dir
+
+
+def stacks_path(job_dir: Path, number: int) -> Path:
+    """Return the file to which a rank writes the stacks of its threads on `SHOW_STACKS`."""
+    return rank_directory(job_dir, number) / "stacks.txt"
 
 
 def log_path(job_dir: Path, stream: str, number: int = 0) -> Path:

@@ -73,6 +73,11 @@ class Rank:
         """Send a signal to the rank's whole process group."""
         return processes.signal_group(self.identity, number)
 
+    def report(self, name: str) -> None:
+        """Ask for its stacks, and for the file ``name`` in its directory: what it waits for."""
+        processes.kill(self.identity, processes.SHOW_STACKS)
+        self.tell({"do": "report", "file": name})
+
     @property
     def is_signalled(self) -> bool:
         """Whether `ask` or `press` sent a signal, so that a death by signal is expected."""

@@ -4,14 +4,12 @@ Process 0 gets the requests. If a process fails, the others cannot continue: the
 one that failed first is the cause.
 """
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import structlog
 
 from glasshouse.processes import Identity
@@ -105,21 +103,26 @@ class Ranks:
         failed = [one for one in self._ended.values() if one.end is not None and one.has_failed]
         return next(iter([*found, *failed]), self._ended[0])
 
-    def suspect(self) -> int | None:
-        """Return the process that keeps the others waiting, if the system says which.
+    @property
+    def are_ending(self) -> bool:
+        """Whether one has failed, or process 0 has ended, so that the others are ended too."""
+        return 0 in self._ended or any(one.has_failed for one in self._ended.values())
 
-        That is one that was stopped by a signal, or hangs in a system call.
-        """
-        for wanted in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP):
-            for number, rank in enumerate(self._ranks):
-                with contextlib.suppress(psutil.Error):
-                    if psutil.Process(rank.identity.pid).status() == wanted:
-                        return number
-        return None
+    def running(self) -> dict[int, Identity]:
+        """Return the identities of the processes that are still running, by rank."""
+        return {
+            number: rank.identity
+            for number, rank in enumerate(self._ranks)
+            if number not in self._ended
+        }
+
+    def report(self, number: int, name: str) -> None:
+        """Ask a process for its stacks and for what it waits for; see `Rank.report`."""
+        self._ranks[number].report(name)
 
     def _end_others(self) -> None:
         """End the remaining processes some time after one has failed, or process 0 has ended."""
-        if 0 not in self._ended and not any(one.has_failed for one in self._ended.values()):
+        if not self.are_ending:
             return
         now = time.monotonic()
         if self._pressed_at is None:

@@ -27,7 +27,7 @@ from glasshouse.errors import (
     InvalidSpec,
     JobNotEnded,
 )
-from glasshouse.spec import InferJob, TrainJob
+from glasshouse.spec import AnyJob
 from glasshouse.spec.strict import check_at_most_one
 from models.database import Transaction
 from models.jobs import checkpoints, commands, jobs, pausing
@@ -156,7 +156,7 @@ async def fork_job(
     return await run_in_threadpool(store, app_state, caller, token, prepared, job)
 
 
-def _forked(app_state: AppState, caller: Caller, job_id: str, fork: Fork) -> TrainJob | InferJob:
+def _forked(app_state: AppState, caller: Caller, job_id: str, fork: Fork) -> AnyJob:
     """Return the spec of a fork.
 
     Raises:

@@ -31,7 +31,7 @@ from glasshouse import jsonio
 from glasshouse.errors import InvalidRequest
 from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
-from glasshouse.spec import InferJob, TrainJob
+from glasshouse.spec import KINDS, AnyJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
 from models.access import quotas
 from models.access.idempotency import Answer, IdempotencyUse
@@ -43,7 +43,6 @@ from models.storage import datasets, references
 from models.tables import Job
 
 router = APIRouter(prefix=BASE, tags=["jobs"])
-Spec = TrainJob | InferJob
 Waited = documents.Waited
 
 
@@ -66,11 +65,11 @@ def job_tag(job: Job) -> str:
 @router.post(
     "/plan",
     summary="Check a job without storing it",
-    openapi_extra=described(TrainJob, InferJob, example=documents.TRAIN_EXAMPLE),
+    openapi_extra=described(*KINDS, example=documents.TRAIN_EXAMPLE),
     responses=documents.answers(200, documents.Plan, 400, 401, 403, 413, 415, 422, 503),
 )
 async def plan_job(
-    app_state: AppStateDep, caller: Read, body: Annotated[Parsed[Spec], Depends(parse_job_body)]
+    app_state: AppStateDep, caller: Read, body: Annotated[Parsed[AnyJob], Depends(parse_job_body)]
 ) -> Response:
     """Layer table, parameters, memory, FLOPs, possible devices, and warnings."""
     prepared = await prepare(app_state, body.value, caller)
@@ -83,14 +82,14 @@ async def plan_job(
     "/jobs",
     status_code=201,
     summary="Submit a job",
-    openapi_extra=described(TrainJob, InferJob, example=documents.TRAIN_EXAMPLE),
+    openapi_extra=described(*KINDS, example=documents.TRAIN_EXAMPLE),
     responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
 )
 async def create_job(
     app_state: AppStateDep,
     caller: Submit,
     key: OnceKey,
-    body: Annotated[Parsed[Spec], Depends(parse_job_body)],
+    body: Annotated[Parsed[AnyJob], Depends(parse_job_body)],
 ) -> Response:
     """Check, store and queue a job. It runs as soon as a worker has the devices it asks for."""
     token = idempotent.token_of(caller, "POST /jobs", key, body.raw)
@@ -171,7 +170,7 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     page: Paged,
     *,
     state: Annotated[list[str] | None, Query(description="One or more states.")] = None,
-    kind: Annotated[Literal["train", "infer"] | None, Query()] = None,
+    kind: Annotated[Literal["train", "infer", "diagnose"] | None, Query()] = None,
     label: Annotated[
         list[str] | None, Query(description="`key:value`. A job must match all of them.")
     ] = None,

@@ -21,6 +21,7 @@ from api.http.answers import (
     tagged,
 )
 from api.http.attempts import OfAttempt
+from api.http.ranks import OfRank, OfRanks, of_any, of_one
 from api.rendering import pictures, slices, tensors
 from api.rendering.tensor_names import tensor_name
 from api.rendering.tensors import Array, TensorBody
@@ -30,7 +31,7 @@ from api.schemas.documents import answers
 from glasshouse.errors import ArtifactNotFound, InvalidRequest
 from glasshouse.spec.tensor_kinds import LISTED, OF_LAYERS, TENSOR_KINDS
 from models.jobs import jobs
-from models.observations import captures, stats
+from models.observations import captures, ranks, stats
 from models.observations.stats import STATISTICS, Newest
 from models.tables import Capture
 
@@ -79,14 +80,16 @@ Slice = Annotated[str | None, Query(max_length=1000, description="NumPy syntax: 
     summary="List layers",
     responses=answers(200, inspection.LayerList, *inspection.READ),
 )
-def list_layers(request: Request, app_state: AppStateDep, caller: Read, job: JobId) -> Response:
+def list_layers(
+    request: Request, app_state: AppStateDep, caller: Read, job: JobId, rank: OfRank = None
+) -> Response:
     """Each layer with its output shape, its parameters, and its newest statistics by kind."""
     with app_state.database.read() as tx:
         tag = etag(job, jobs.progress(tx, job, caller.sees).version)
         if is_fresh(request, tag):
             return not_modified(tag)
         found = jobs.whole(tx, job, caller.sees)
-        newest = stats.newest(tx, job)
+        newest = stats.newest(tx, job, rank=of_one(found, rank))
     by_tensor: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in sorted(newest, key=lambda row: row.series.phase != "train"):
         by_tensor[row.series.layer].setdefault(row.series.kind, _figures(row))
@@ -134,6 +137,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
     kind: Annotated[str | None, Query(max_length=40)] = None,
     phase: Phase = None,
     step: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+    rank: OfRanks = None,
     attempt: OfAttempt,
 ) -> Response:
     """In the order in which they were captured."""
@@ -141,7 +145,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
         check_kind(kind)
     after = page.after_id("cap")
     with app_state.database.read() as tx:
-        jobs.progress(tx, job, caller.sees)
+        found = jobs.get(tx, job, caller.sees)
         rows = captures.find(
             tx,
             job,
@@ -149,6 +153,7 @@ def list_captures(  # noqa: PLR0913 (each is a parameter of the request)
             kind=kind,
             phase=phase,
             step=step,
+            rank=of_any(found, rank),
             after=after,
             limit=page.limit + 1,
             attempt_filter=attempt,
@@ -167,6 +172,7 @@ def _capture_json(row: Capture) -> dict[str, Any]:
         "layer": row.layer,
         "kind": row.kind,
         "phase": row.phase,
+        "rank": ranks.shown(row.rank),
         "shape": row.shape,
         "dtype": row.dtype,
         "size_bytes": row.size_bytes,
@@ -174,7 +180,8 @@ def _capture_json(row: Capture) -> dict[str, Any]:
         "slice": row.slice,
         "captured_from": row.captured_from,
         "href": f"/api/v1/jobs/{row.job}/layers/{row.layer}/{row.kind}?step={row.step}"
-        f"{'' if row.phase == 'train' else f'&phase={row.phase}'}",
+        f"{'' if row.phase == 'train' else f'&phase={row.phase}'}"
+        f"{'' if row.rank == ranks.MERGED else f'&rank={row.rank}'}",
     }
 
 
@@ -199,6 +206,7 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
     kind: Annotated[str, Path(max_length=40)],
     step: Step = "latest",
     phase: Phase = None,
+    rank: OfRank = None,
     slice: Slice = None,  # noqa: A002 (the public name)
     format: Annotated[str | None, Query(max_length=40)] = None,  # noqa: A002
     histogram: Annotated[
@@ -217,9 +225,11 @@ def get_tensor(  # noqa: PLR0913 (each is a parameter of the request)
         raise bad_parameter("histogram", f"it is a part of the JSON, not of {chosen}.")
     check_kind(kind)
     with app_state.database.read() as tx:
-        name = tensor_name(jobs.get(tx, job, caller.sees), layer, kind)
+        found = jobs.get(tx, job, caller.sees)
+        name = tensor_name(found, layer, kind)
         number = None if step == "latest" else int(step)
-        capture = captures.get(tx, job, name, kind, number, phase=phase)
+        own = of_one(found, rank)
+        capture = captures.get(tx, job, name, kind, number, phase=phase, rank=own)
     tag = etag(capture.id, chosen, _digest(slice or "", str(histogram)))
     headers = {
         "ETag": tag,
@@ -350,11 +360,13 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
     step: Step = "latest",
     *,
     phase: Phase = None,
+    rank: OfRank = None,
 ) -> Response:
     """The tensors have the names you asked for. The file's metadata holds the step of each."""
     rows: dict[str, Capture] = {}
     with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
+        own = of_one(found, rank)
         for wanted in dict.fromkeys(name):
             layer, slash, kind = wanted.rpartition("/")
             if not slash:
@@ -362,7 +374,7 @@ def get_tensors(  # noqa: PLR0913 (each is a parameter of the request)
             check_kind(kind)
             stored = tensor_name(found, layer, kind)
             number = None if step == "latest" else int(step)
-            rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase)
+            rows[wanted] = captures.get(tx, job, stored, kind, number, phase=phase, rank=own)
     tag = etag(_digest(*rows, *(row.id for row in rows.values())))
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     steps = {row.step for row in rows.values()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api.app_state import AppStateDep
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, is_fresh, not_modified
+from api.http.ranks import OfRank, of_one
 from api.rendering import drawing
 from api.rendering.drawing import HistogramSeries, Line
 from api.routes.observations.events import JobId
@@ -21,6 +22,7 @@ from glasshouse.errors import MetricNotFound
 from models.database import Transaction
 from models.jobs import jobs
 from models.observations import metrics, stats
+from models.observations.ranks import MERGED
 from models.observations.stats import STATISTICS
 from models.observations.stats_bytes import Histograms
 from models.observations.thinning import evenly
@@ -61,46 +63,60 @@ def get_plot(  # noqa: PLR0913 (each is a parameter of the request)
               "`gradient_flow`: a glob."),
     ] = None,
     kind: Annotated[str | None, Query(max_length=40, description="For `histogram`.")] = None,
+    rank: OfRank = None,
     format: Literal["png", "svg"] = "png",  # noqa: A002 (the public name)
 ) -> Response:  # fmt: skip
     """`loss`, `lr`, `throughput`: values over steps, with a red line at NaN or Inf.
 
     `gradient_flow`: the L2 norm of each parameter's gradient, at the newest step and over all.
-    `histogram`: the distribution of one tensor's values over the steps.
+    `histogram`: the distribution of one tensor's values over the steps. Both take `rank`.
     """
-    _check(plot, layer, kind)
+    _check(plot, layer, kind, rank)
     with app_state.database.read() as tx:
         found = jobs.get(tx, job, caller.sees)
         tag = etag(job, found.version, plot, format)
         if is_fresh(request, tag):
             return not_modified(tag)
-        draw = _reader(tx, found, plot, (layer, kind), format)
+        draw = _reader(tx, found, plot, _Drawn(layer, kind, of_one(found, rank)), format)
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     return Response(draw(), headers=headers, media_type=MEDIA[format])
 
 
-def _check(plot: str, layer: str | None, kind: str | None) -> None:
+class _Drawn(NamedTuple):
+    """What a plot of tensors shows."""
+
+    layer: str | None
+    kind: str | None
+    rank: int
+
+    @property
+    def title(self) -> str:
+        """The end of the plot's title."""
+        return "" if self.rank == MERGED else f", rank {self.rank}"
+
+
+def _check(plot: str, layer: str | None, kind: str | None, rank: str | None) -> None:
     if kind is not None:
         check_kind(kind)
     if plot == "histogram" and layer is None:
         raise bad_parameter("layer", "a histogram is of one layer or parameter; name it.")
     if plot not in ("histogram", "gradient_flow") and layer is not None:
         raise bad_parameter("layer", f"{plot} is not of a layer.")
+    if plot not in ("histogram", "gradient_flow") and rank is not None:
+        raise bad_parameter("rank", f"{plot} has no values of single processes.")
     if plot != "histogram" and kind is not None:
         raise bad_parameter("kind", f"{plot} is not of a kind of tensor.")
 
 
-def _reader(
-    tx: Transaction, job: Job, plot: str, tensor: tuple[str | None, str | None], form: str
-) -> Callable[[], bytes]:
+def _reader(tx: Transaction, job: Job, plot: str, tensor: _Drawn, form: str) -> Callable[[], bytes]:
     """Read the data of a plot.
 
     Return a function that draws it; drawing is slow and needs no database.
     """
     title = job.name or job.id
     if plot == "gradient_flow":
-        gradients = _gradients(tx, job, tensor[0] or "*")
-        return partial(drawing.flow, f"{title}: gradients", gradients, form)
+        gradients = _gradients(tx, job, tensor)
+        return partial(drawing.flow, f"{title}: gradients{tensor.title}", gradients, form)
     if plot == "histogram":
         return _histogram(tx, job, tensor, form)
     return partial(drawing.lines, title, plot, _metrics(tx, job.id, plot), form)
@@ -119,10 +135,11 @@ def _metrics(tx: Transaction, job: str, plot: str) -> dict[str, Line]:
     return series
 
 
-def _gradients(tx: Transaction, job: Job, layer: str) -> dict[str, Line]:
+def _gradients(tx: Transaction, job: Job, tensor: _Drawn) -> dict[str, Line]:
     """Return the L2 norm of the gradient by parameter, in the network's order."""
     found: dict[str, Line] = {}
-    for series, data in stats.query(tx, job.id, layer=layer, kind="param_grad"):
+    where: dict[str, Any] = {"layer": tensor.layer or "*", "rank": tensor.rank}
+    for series, data in stats.query(tx, job.id, kind="param_grad", **where):
         if series.phase == "train":
             kept = evenly(len(data.steps), MAX_CELLS)
             found[series.layer] = Line(data.steps[kept], data.values[_L2][kept])
@@ -137,13 +154,12 @@ def _gradients(tx: Transaction, job: Job, layer: str) -> dict[str, Line]:
     return dict(sorted(found.items(), key=lambda item: (ranks.get(item[0], len(ranks)), item[0])))
 
 
-def _histogram(
-    tx: Transaction, job: Job, tensor: tuple[str | None, str | None], form: str
-) -> Callable[[], bytes]:
-    layer, kind = tensor[0] or "", tensor[1]
+def _histogram(tx: Transaction, job: Job, tensor: _Drawn, form: str) -> Callable[[], bytes]:
+    layer, kind = tensor.layer or "", tensor.kind
     if kind is not None:
         layer = tensor_name(job, layer, kind)
-    found = stats.query(tx, job.id, form="histogram", layer=literal(layer), kind=kind)
+    where: dict[str, Any] = {"layer": literal(layer), "kind": kind, "rank": tensor.rank}
+    found = stats.query(tx, job.id, form="histogram", **where)
     some = next(found, None)
     if some is None:
         raise MetricNotFound(
@@ -152,7 +168,7 @@ def _histogram(
         )
     series, data = some
     data = data.take(evenly(len(data.steps), MAX_CELLS))
-    title = f"{job.name or job.id}: {series.kind} of {series.layer}"
+    title = f"{job.name or job.id}: {series.kind} of {series.layer}{tensor.title}"
     return lambda: drawing.histograms(title, spread(data), form)
 
 

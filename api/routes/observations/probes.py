@@ -63,6 +63,7 @@ class ProbePatch(Body):
     slice: str | None = None
     max_bytes: int | None = None
     lossless: bool | None = None
+    ranks: Literal["merged", "all"] | list[int] | None = None
 
 
 def probe_tag(row: Row) -> str:
@@ -229,7 +230,7 @@ async def _check(
             if found.state in ENDED:
                 raise JobEnded(f"The job has ended: it {found.state}.")
             if found.kind != "train":
-                detail = "only a training job is watched; this one infers"
+                detail = f"only a training job is watched; this one is of the kind {found.kind}"
                 raise InvalidRequest(detail, problems=[FieldProblem("", detail, "not_trained")])
             return found, probes.of_job(tx, job_id), datasets_of(tx, found.resolved)
 

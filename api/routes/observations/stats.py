@@ -14,6 +14,7 @@ from api.app_state import AppStateDep
 from api.http import negotiation
 from api.http.access import Read
 from api.http.answers import bad_parameter, etag, list_of
+from api.http.ranks import OfRanks, of_any
 from api.rendering import columnar, quantiles
 from api.rendering.columnar import Column, RowGroup
 from api.routes.observations.events import JobId
@@ -23,7 +24,7 @@ from api.schemas import inspection
 from glasshouse import histogram_bins as universal
 from models.database import Transaction
 from models.jobs import jobs
-from models.observations import stats
+from models.observations import ranks, stats
 from models.observations.stats import COLUMNS, QUANTILES, STATISTICS, Form
 from models.observations.stats_bytes import Histograms, StatsArrays, StoredSeries
 from models.observations.thinning import evenly, kept_places
@@ -73,6 +74,7 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     layer: LayerGlob = "*",
     kind: Annotated[str | None, Query(max_length=40)] = None,
     phase: Phase = None,
+    rank: OfRanks = None,
     stat: Statistics = None,
     from_step: FromStep = None,
     to_step: ToStep = None,
@@ -82,28 +84,46 @@ def query_stats(  # noqa: PLR0913 (each is a parameter of the request)
     """Columns over steps for each matching tensor; null where a tensor has no value.
 
     `Accept` chooses JSON, or one long table in Arrow or CSV. The bins of a histogram are the same
-    at every step: they are merged from fixed bins that all tensors and steps share.
+    at every step: they are merged from fixed bins that all tensors and steps share. A table has the
+    column `rank` if you pass `rank`.
     """
     chosen = negotiation.choose(request, columnar.FORMATS)
     requested = _requested(stat)
     if kind is not None:
         check_kind(kind)
     with app_state.database.read() as tx:
-        tag = etag(job, jobs.progress(tx, job, caller.sees).version, chosen)
+        found_job = jobs.get(tx, job, caller.sees)
+        tag = etag(job, found_job.version, chosen)
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept"}
         known = columnar.fresh(request, tag)
         if known is not None:
             return known
         where = {"layer": layer, "kind": kind, "phase": phase}
-        where |= {"from_step": from_step, "to_step": to_step}
+        where |= {"from_step": from_step, "to_step": to_step, "rank": of_any(found_job, rank)}
         if requested == [HISTOGRAM]:
             counted = list(_histograms(tx, job, where, max_points, bins))
-            return _histogram_answer(chosen, counted, headers)
+            return _histogram_answer(chosen, counted, headers, has_rank=rank is not None)
         found = list(_figures(tx, job, where, requested, max_points))
     if chosen == "json":
         return columnar.answer(list_of([_entry(part) for part in found], cursor=None), headers)
-    names = [*_NAMES, *(requested or _present(found))]
+    names = [*_names(has_rank=rank is not None), *(requested or _present(found))]
     return columnar.table(chosen, found, names, headers=headers)
+
+
+def _names(*, has_rank: bool) -> list[str]:
+    return [*_NAMES, "rank"] if has_rank else [*_NAMES]
+
+
+def _with_rank(series: StoredSeries, columns: dict[str, Column]) -> RowGroup:
+    """Return rows with the texts of a series, and its rank as a column; without: all processes."""
+    num = len(columns["step"].values)
+    there = None if series.rank != ranks.MERGED else np.zeros(num, bool)
+    rank = Column(np.full(num, series.rank, np.int64), there)
+    return RowGroup(_texts(series), {**columns, "rank": rank})
+
+
+def _texts(series: StoredSeries) -> dict[str, str]:
+    return {"layer": series.layer, "kind": series.kind, "phase": series.phase}
 
 
 def _requested(given: Sequence[str] | None) -> list[str]:
@@ -127,7 +147,8 @@ def _present(parts: Sequence[RowGroup]) -> list[str]:
 
 def _entry(part: RowGroup) -> dict[str, Any]:
     values = {name: columnar.of_json(column) for name, column in part.columns.items()}
-    return dict(part.texts) | {"step": values.pop("step"), "values": values}
+    rank = values.pop("rank")[0]
+    return dict(part.texts) | {"rank": rank, "step": values.pop("step"), "values": values}
 
 
 def _figures(
@@ -164,7 +185,7 @@ def _figures(
         }
         nothing = Column(np.full(len(kept), np.nan), np.zeros(len(kept), bool))
         shown = {name: thin.get(name, nothing) for name in requested or thin}
-        yield RowGroup(series._asdict(), {"step": Column(steps[kept]), **shown})
+        yield _with_rank(series, {"step": Column(steps[kept]), **shown})
 
 
 def _side_by_side(
@@ -221,7 +242,8 @@ class SharedHistograms:
 
     def as_json(self) -> dict[str, Any]:
         """Return the histograms as JSON."""
-        return self.series._asdict() | {
+        return _texts(self.series) | {
+            "rank": ranks.shown(self.series.rank),
             "step": self.steps,
             "edges": np.ascontiguousarray(self.edges),
             "counts": self.counts,
@@ -236,7 +258,7 @@ class SharedHistograms:
             "high": Column(self.edges[1:][bars]),
             "count": Column(self.counts[rows, bars]),
         }
-        return RowGroup(self.series._asdict(), columns)
+        return _with_rank(self.series, columns)
 
 
 def share_edges(data: Histograms, bins: int | None) -> tuple[Edges, Counts]:
@@ -270,9 +292,9 @@ def _histograms(
 
 
 def _histogram_answer(
-    chosen: str, found: list[SharedHistograms], headers: dict[str, str]
+    chosen: str, found: list[SharedHistograms], headers: dict[str, str], *, has_rank: bool
 ) -> Response:
     if chosen == "json":
         return columnar.answer(list_of([one.as_json() for one in found], cursor=None), headers)
-    names = [*_NAMES, "low", "high", "count"]
+    names = [*_names(has_rank=has_rank), "low", "high", "count"]
     return columnar.table(chosen, [one.as_part() for one in found], names, headers=headers)

@@ -1,6 +1,6 @@
 """Devices, workers, and the queue with the reason why each job waits."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -16,9 +16,10 @@ from api.schemas.documents import answers
 from glasshouse import jsonio
 from models.access import quotas
 from models.database import Transaction
-from models.fleet import heartbeats, workers
+from models.fleet import cores, heartbeats, workers
+from models.fleet.cores import FlexibleJob
 from models.fleet.workers import Given, Queued
-from models.jobs.needs import Need
+from models.jobs.needs import GIB, Need
 from models.tables import Device, Worker, now
 
 router = APIRouter(prefix="/api/v1", tags=["machines"])
@@ -31,11 +32,33 @@ router = APIRouter(prefix="/api/v1", tags=["machines"])
 )
 def list_devices(app_state: AppStateDep, caller: Read) -> Response:
     """Every device. Jobs of other owners are not named; their devices are ``busy``."""
+    return Json(list_of(_devices(app_state, caller)[1], cursor=None))
+
+
+def _devices(
+    app_state: AppState, caller: Caller
+) -> tuple[list[tuple[Worker, str]], list[dict[str, Any]]]:
+    """Return all workers with their states, and all devices as the caller may see them."""
     with app_state.database.read() as tx:
-        rows = workers.all_devices(tx, lease_ms=_lease_ms(app_state))
+        lease_ms = _lease_ms(app_state)
+        found = workers.all_workers(tx, lease_ms=lease_ms)
+        rows = workers.all_devices(tx, lease_ms=lease_ms)
         owners = workers.owners(tx, [row.job for row, _ in rows if row.job is not None])
-    data = [_device_json(row, state, caller, owners) for row, state in rows]
-    return Json(list_of(data, cursor=None))
+    facts: dict[str, dict[str, Any]] = {row.id: row.info.get("devices") or {} for row, _ in found}
+    data = [
+        _device_json(row, state, caller, owners)
+        | _facts_json(facts[row.worker].get(row.id), caller)
+        for row, state in rows
+    ]
+    return found, data
+
+
+def _facts_json(facts: Mapping[str, Any] | None, caller: Caller) -> dict[str, Any]:
+    """Return what the driver reported of a device. Only admins see the ids of processes."""
+    shown: dict[str, Any] = {name: (facts or {}).get(name) for name in inspection.DEVICE_FACTS}
+    if shown["processes"] is not None and caller.sees is not None:
+        shown["processes"] = [one | {"pid": None} for one in shown["processes"]]
+    return shown
 
 
 def _device_json(row: Device, state: str, caller: Caller, owners: dict[str, str]) -> dict[str, Any]:
@@ -70,6 +93,46 @@ def list_workers(app_state: AppStateDep, caller: Read) -> Response:
     with app_state.database.read() as tx:
         rows = workers.all_workers(tx, lease_ms=_lease_ms(app_state))
     return Json(list_of([_worker_json(row, state) for row, state in rows], cursor=None))
+
+
+@router.get(
+    "/system",
+    summary="List hardware and versions",
+    responses=answers(200, inspection.SystemList, 401),
+)
+def list_systems(app_state: AppStateDep, caller: Read) -> Response:
+    """The processors, memory, accelerators and library versions of each worker's host.
+
+    A fact that a host does not report is null. Facts are as of `measured_at`.
+    """
+    found, devices = _devices(app_state, caller)
+    data = [
+        _system_json(row, state, [one for one in devices if one["worker"] == row.id])
+        for row, state in found
+    ]
+    return Json(list_of(data, cursor=None))
+
+
+def _system_json(row: Worker, state: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    info = row.info
+    cpu: dict[str, Any] = {**(info.get("cpu") or {}), "core_flops": info.get("core_flops")}
+    reported: dict[str, Any] = {**(info.get("versions") or {}), "glasshouse": row.version}
+    reported |= {name: info[name] for name in ("python", "torch", "triton") if info.get(name)}
+    return {
+        "object": "system",
+        "worker": row.id,
+        "state": state,
+        "host": row.host,
+        "platform": info.get("platform"),
+        "measured_at": info.get("measured_at"),
+        "versions": {name: reported.get(name) for name in inspection.VERSIONS},
+        "cpu": {name: cpu.get(name) for name in inspection.Processors.model_fields},
+        "memory": {
+            "total_bytes": info.get("memory_bytes"),
+            "available_bytes": info.get("memory_available_bytes"),
+        },
+        "devices": [one for one in devices if one["kind"] != "cpu"],
+    }
 
 
 @router.post(
@@ -122,7 +185,7 @@ def _worker_json(row: Worker, state: str) -> dict[str, Any]:
         if row.stopped_ms is None
         else time_text(datetime.fromtimestamp(row.stopped_ms / 1000, UTC)),
         "draining": row.draining,
-        "info": row.info,
+        "info": {name: fact for name, fact in row.info.items() if name != "devices"},
     }
 
 
@@ -138,8 +201,10 @@ def list_queue(app_state: AppStateDep, caller: Read) -> Response:
     """
     with app_state.database.read() as tx:
         waiting = workers.queue(tx, owner=caller.sees)
-        remaining = quotas.remaining(tx, app_state.settings) if waiting else {}
-        fleet = Fleet.read(tx, app_state) if waiting else Fleet({}, [], ())
+        flexible = cores.flexible_jobs(tx) if waiting else []
+        surplus = cores.surplus_by_owner(flexible)
+        remaining = quotas.remaining(tx, app_state.settings, surplus) if waiting else {}
+        fleet = Fleet.read(tx, app_state, flexible) if waiting else Fleet({}, [], ())
     used_up = {owner for owner, room in remaining.items() if room.is_used_up}
     data = [
         {
@@ -169,40 +234,56 @@ def waiting_reason(job: Queued) -> str | None:
 class _Host:
     """Healthy devices of one kind on one worker."""
 
-    numbers: set[int] = field(default_factory=set[int])
-    free: set[int] = field(default_factory=set[int])
+    devices: list[Given] = field(default_factory=list[Given])
+
+    def fitting(self, need: Need) -> list[Given]:
+        """Return the devices that a job may have."""
+        return [one for one in self.devices if need.fits(one.number, one.memory_bytes)]
+
+    def has_free(self, need: Need) -> bool:
+        """Return whether one of them is free."""
+        return any(one.free for one in self.fitting(need))
 
     def has_enough(self, kind: str, need: Need) -> bool:
-        """Return whether enough devices are free for a job."""
-        free = sum(need.fits(number) for number in self.free)
-        return free >= need.count(kind, len(self.numbers), free)
+        """Return whether enough of them are free."""
+        fit = self.fitting(need)
+        free = sum(one.free for one in fit)
+        return free >= need.count(kind, len(fit), free)
 
 
 class Fleet:
     """The devices of workers that take jobs, read once for all queued jobs."""
 
     def __init__(
-        self, states: Mapping[str, str], placed: Iterable[Given], short: Collection[str]
+        self,
+        states: Mapping[str, str],
+        placed: Iterable[Given],
+        short: Collection[str],
+        surplus: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Take the states of all workers by name. ``short``: workers with a nearly full disk."""
+        """Take the states of all workers by name.
+
+        ``short``: workers with a nearly full disk. ``surplus``: the worker and id of cores that
+        their jobs give up as soon as another job needs them.
+        """
         self._states = states
         self._short = short
         self._hosts: dict[str, dict[str, _Host]] = {}
         self._known: dict[tuple[str, str], tuple[str, bool]] = {}
-        for worker, _, kind, number, healthy, free in placed:
-            if healthy:
-                host = self._hosts.setdefault(kind, {}).setdefault(worker, _Host())
-                host.numbers.add(number)
-                if free:
-                    host.free.add(number)
+        for one in placed:
+            if one.healthy:
+                hosts = self._hosts.setdefault(one.kind, {})
+                has_room = one.free or (one.worker, one.id) in surplus
+                hosts.setdefault(one.worker, _Host()).devices.append(one._replace(free=has_room))
 
     @classmethod
-    def read(cls, tx: Transaction, app_state: AppState) -> "Fleet":
+    def read(cls, tx: Transaction, app_state: AppState, flexible: Sequence[FlexibleJob]) -> "Fleet":
         """Read the workers and their devices from the database."""
         lease_ms = _lease_ms(app_state)
         states = {row.id: state for row, state in workers.all_workers(tx, lease_ms=lease_ms)}
         short = heartbeats.low_on_disk(tx, app_state.settings.min_free_bytes)
-        return cls(states, workers.devices_to_give(tx, lease_ms=lease_ms), short)
+        placed = workers.with_host_memory(tx, workers.devices_to_give(tx, lease_ms=lease_ms))
+        return cls(states, placed, short, cores.surplus(flexible))
 
     def why(self, job: Queued) -> str:
         """Return why a queued job does not run yet."""
@@ -219,19 +300,21 @@ class Fleet:
         named = need.worker
         if (absent := self._absent(named)) is not None:
             return absent, False
-        cuda = {name: len(host.numbers) for name, host in self._hosts.get("cuda", {}).items()}
+        cuda = {name: len(host.fitting(need)) for name, host in self._hosts.get("cuda", {}).items()}
         kinds = need.kinds(cuda)
         hosts = [
             (kind, worker, host)
             for kind in kinds
             for worker, host in self._hosts.get(kind, {}).items()
-            if named in (None, worker) and need.is_on(host.numbers)
+            if named in (None, worker) and need.is_on({one.number for one in host.fitting(need)})
         ]
+        hosts = [(kind, worker, host) for kind, worker, host in hosts if host.fitting(need)]
         if not hosts:
-            return f"no {kinds[0]} device", False
+            least = need.min_memory_bytes / GIB
+            return f"no {kinds[0]} device{f' with {least:g} GiB' if least else ''}", False
         if all(worker in self._short for _, worker, _ in hosts):
             return "the disk of every worker is nearly full", False
-        if not any(need.fits(number) for _, _, host in hosts for number in host.free):
+        if not any(host.has_free(need) for _, _, host in hosts):
             return "no free device", False
         enough = any(host.has_enough(kind, need) for kind, _, host in hosts)
         return "about to start" if enough else "not enough free devices", True

@@ -9,11 +9,11 @@ class Division:
     """Divides each batch into one shard per process, and each shard into micro-batches.
 
     Shards and micro-batches are runs of adjacent rows whose sizes differ by at most one. Every row
-    is in exactly one of them.
+    is in exactly one of them. All processes have as many micro-batches of a batch.
     """
 
     parts: int = 1
-    """Micro-batches of a shard; fewer if it has fewer rows."""
+    """Micro-batches of a shard; fewer if the largest shard has fewer rows."""
     num_ranks: int = 1
     rank: int = 0
     """The process whose micro-batches these are."""
@@ -24,22 +24,25 @@ class Division:
         return self.parts == 1 and self.num_ranks == 1
 
     def sizes(self, num_rows: int) -> list[int]:
-        """Return the rows of each own micro-batch of a batch; [0] if the shard has no row."""
+        """Return the rows of each own micro-batch of a batch; 0 if the shard has too few rows."""
         own = self._shard(num_rows)
-        return sizes_of_parts(own.stop - own.start, self.parts)
+        largest = -(-num_rows // self.num_ranks)
+        sizes = sizes_of_parts(own.stop - own.start, self.parts)
+        # first, so that the last one, which probes watch, has rows
+        return [0] * (min(self.parts, largest) - len(sizes)) + sizes
 
     def own(self, run: slice) -> Iterator[slice]:
         """Yield the own micro-batches of a batch, one after another.
 
-        For a shard without a row, yield the first row of the batch: every process runs as many
-        steps as the others, and its result is multiplied by 0.
+        For a micro-batch without a row, yield the first row of the batch: every process runs as
+        many passes as the others, and the result is multiplied by 0.
         """
         shard = self._shard(run.stop - run.start)
         start = run.start + shard.start
         for size in self.sizes(run.stop - run.start):
             if not size:
                 yield slice(run.start, run.start + 1)
-                return
+                continue
             yield slice(start, start + size)
             start += size
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from engine.core.timing import Clock
 from engine.probes.watched.probe import ActiveProbe
 
@@ -38,6 +40,8 @@ class _Step:
     due: Sequence[ActiveProbe] = ()
     end: Any = None
     spans: list[_Span] = field(default_factory=list[_Span])
+    elsewhere: dict[torch.device, Any] = field(default_factory=dict[torch.device, Any])
+    """The newest moment of each device that is not the clock's."""
 
 
 class Meter:
@@ -72,22 +76,33 @@ class Meter:
         self.begin(0)
         self.watch(())
 
-    def start(self) -> tuple[Any, int]:
-        """Start a span of watching."""
-        return self.clock.moment(), len(self._open.spans) if self._open else 0
+    def start(self, device: torch.device | None = None) -> tuple[Any, int]:
+        """Start a span of watching; ``device``: what computes it, if that is not the clock's."""
+        return self._moment(device), len(self._open.spans) if self._open else 0
 
-    def stop(self, started: tuple[Any, int], shares: Shares) -> None:
+    def stop(
+        self, started: tuple[Any, int], shares: Shares, device: torch.device | None = None
+    ) -> None:
         """End a span of watching and assign it to ``shares``; nested spans count separately.
 
-        With ``shares`` None it is assigned to all probes of the step.
+        With ``shares`` None it is assigned to all probes of the step. ``device``: that of `start`.
         """
         if self._open is not None:
-            self._open.spans.append((started[0], self.clock.moment(), shares, started[1]))
+            end = self._moment(device)
+            self._open.spans.append((started[0], end, shares, started[1]))
+            if device is not None:
+                self._open.elsewhere[device] = end
+
+    def _moment(self, device: torch.device | None) -> Any:
+        return self.clock.moment() if device is None else self.clock.moment_on(device)
 
     def take(self) -> Iterator[MeasuredStep]:
         """Yield the closed steps that can be read, each once."""
-        while self._closed and self.clock.has_passed(self._closed[0].end):
+        while self._closed and self._has_passed(self._closed[0]):
             yield self._read(self._closed.popleft())
+
+    def _has_passed(self, step: _Step) -> bool:
+        return all(map(self.clock.has_passed, (step.end, *step.elsewhere.values())))
 
     def _read(self, step: _Step) -> MeasuredStep:
         seconds = self.clock.seconds

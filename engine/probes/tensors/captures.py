@@ -40,6 +40,8 @@ class CapturePiece(NamedTuple):
     lossless: bool = False
     """Whether training waits for room."""
     phase: str = "train"
+    rank: int | None = None
+    """The process whose tensor it is; None: that of all processes."""
 
 
 @dataclass(slots=True)
@@ -54,8 +56,10 @@ class _Batch:
     head: tuple[int, int] | None = None
     """Room before the tensors, where the consumer writes the header of their file."""
     end: int = 0
-    landed: torch.Event | None = None
-    """The event after which all of them have arrived."""
+    sources: set[torch.device] = field(default_factory=set[torch.device])
+    """The devices that they come from."""
+    landed: tuple[torch.Event, ...] = ()
+    """The events, one of each device, after which all of them have arrived."""
 
 
 class Captures:
@@ -114,6 +118,8 @@ class Captures:
             "captured_from": list(whole),
             "position": position,
         }
+        if piece.rank is not None:
+            entry["rank"] = piece.rank
         # waiting for room may have sent the batch
         batch = self._open = self._open or _Batch(piece.step, piece.phase)
         try:
@@ -122,6 +128,7 @@ class Captures:
             else:
                 landing = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
                 batch.landing.append((landing.copy_(source, non_blocking=True), position))
+                batch.sources.add(source.device)
         except BaseException:
             self._producer.take_back(position)
             raise
@@ -135,7 +142,7 @@ class Captures:
 
     def poll(self) -> None:
         """Send the tensors of a device that have arrived by now."""
-        while self._closed and ((event := self._closed[0].landed) is None or event.query()):
+        while self._closed and all(event.query() for event in self._closed[0].landed):
             self._send(self._closed.popleft())
 
     def finish_step(self) -> None:
@@ -157,8 +164,8 @@ class Captures:
         if not batch.landing and not self._closed:
             self._send(batch)
             return
-        if batch.landing:
-            batch.landed = torch.accelerator.current_stream().record_event()
+        streams = (torch.accelerator.current_stream(one) for one in batch.sources)
+        batch.landed = tuple(stream.record_event() for stream in streams)
         self._closed.append(batch)
 
     def settle(self) -> None:
@@ -166,8 +173,8 @@ class Captures:
         self.finish_step()
         while self._closed:
             batch = self._closed.popleft()
-            if batch.landed is not None:
-                batch.landed.synchronize()
+            for event in batch.landed:
+                event.synchronize()
             self._send(batch)
 
     def take_waited_s(self) -> float:

@@ -24,10 +24,14 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 def file_names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a unique name for each tensor in its file, such as ``conv1/output``."""
+    """Return a unique name for each tensor in its file, such as ``conv1/output``.
+
+    The tensor of process 1 alone is ``conv1/output@1``.
+    """
     names: dict[str, None] = {}
     for tensor in tensors:
-        name = wanted = f"{tensor['layer']}/{tensor['kind']}"
+        rank = f"@{tensor['rank']}" if "rank" in tensor else ""
+        name = wanted = f"{tensor['layer']}/{tensor['kind']}{rank}"
         number = 1
         while name in names:
             number += 1

@@ -10,8 +10,9 @@ from torch import Tensor
 from engine.core.problems import Findings
 from engine.probes.watched.select import Watchable
 from glasshouse.slices import BadSlice, parse, read, spelt_out
-from glasshouse.spec import Probe
+from glasshouse.spec import Probe, TrainJob
 from glasshouse.spec.probes import SAMPLE_BYTES
+from glasshouse.spec.tensor_kinds import OF_LAYERS
 
 Shape = tuple[int, ...]
 
@@ -117,24 +118,27 @@ def kept(probes: Iterable[Probe], tensor: Tensor) -> Iterator[tuple[TensorPart, 
 
 
 def planned(
-    probe: Probe, number: int, seen: Iterable[str], watchable: Watchable, findings: Findings
+    spec: TrainJob, number: int, seen: Iterable[str], watchable: Watchable, findings: Findings
 ) -> int:
     """Return the bytes that a probe keeps of a step; what it cannot keep becomes a finding."""
+    probe = spec.probes[number]
     pointer = f"/probes/{number}"
     total = 0
     wrong: tuple[str, BadSlice] | None = None
     largest: tuple[str, SliceTooLarge] | None = None
     for name in seen:
         thing = watchable.thing(name)
-        shape, item_bytes = thing.layout or ((thing.size,), 1)
+        planned_shape, item_bytes = thing.layout or ((thing.size,), 1)
+        shape, own = _shapes(spec, name, planned_shape)
         try:
             if probe.slice is not None:
                 if thing.layout is None:
                     raise BadSlice("its shape is known only when the job runs: want it whole")
                 parse(probe.slice, shape)
-            total += sum(
-                num_bytes(part, shape, item_bytes) for part in parts(probe, shape, item_bytes)
-            )
+            num_own = len(probe.own_ranks(spec.processes))
+            for times, one in ((1, shape), (num_own, own)):
+                found = parts(probe, one, item_bytes)
+                total += times * sum(num_bytes(part, one, item_bytes) for part in found)
         except BadSlice as error:
             shown = f", of shape {list(shape)}" if thing.layout else ""
             wrong = wrong or (f"{name}{shown}", error)
@@ -146,3 +150,15 @@ def planned(
     if largest is not None:
         findings.problem(f"{pointer}/max_bytes", f"of {largest[0]}: {largest[1]}", "too_small")
     return total
+
+
+def _shapes(spec: TrainJob, name: str, shape: Shape) -> tuple[Shape, Shape]:
+    """Return the shapes of a tensor: of all processes, and of the process with the largest part.
+
+    ``shape``: as planned for the batch of one process.
+    """
+    if not shape or spec.processes == 1:
+        return shape, shape
+    if name.rpartition("/")[2] in OF_LAYERS:
+        return (shape[0] * spec.processes // spec.parallel.num_peers, *shape[1:]), shape
+    return shape, (-(-shape[0] // spec.parallel.axes.get("fsdp", 1)), *shape[1:])

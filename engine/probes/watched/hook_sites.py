@@ -66,7 +66,7 @@ class HookSites:
         self._network = network
         self._due = due
         self.sites = _find_sites(network, due)
-        self.order = {name: number for number, name in enumerate(network.layers)}
+        self.order = {name: number for number, name in enumerate(network.names)}
         """The index of each layer in the network."""
         self.loss = {name: wanting(due, "output", name, "loss") for name in _LOSSES}
         """The probes that watch the loss, by its names."""

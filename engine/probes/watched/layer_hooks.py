@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ def watch_outputs(
     """Call ``see`` with the name and the output of each layer in ``names``; return the handles.
 
     A module that several layers share is called once for each, in the order of the layers. If one
-    of them is in ``names``, the others are seen too.
+    of them is in ``names``, the others are seen too. Several forward passes may follow each other.
     """
     by_module: dict[nn.Module, list[str]] = {}
     for name, module in network.layers.items():
         by_module.setdefault(module, []).append(name)
     return [
-        module.register_forward_hook(_named(see, iter(layers)))
+        module.register_forward_hook(_named(see, cycle(layers)))
         for module, layers in by_module.items()
         if names is None or not names.isdisjoint(layers)
     ]
@@ -50,7 +51,7 @@ def watch_gradient(tensor: Tensor, see: Callable[[Tensor], None]) -> list[Any]:
         see(gradient)
 
     base = tensor._base if tensor._is_view() else None  # pyright: ignore[reportPrivateUsage]
-    if base is None:
+    if base is None or not base.requires_grad:  # a DTensor's local part is a view without a base
         return [tensor.register_hook(own)]
     # the hooks hold neither of the two
     of_base, of_view = (base.size(), base.stride()), (tensor.size(), tensor.stride())

@@ -8,6 +8,8 @@ from engine.probes.watched.select import Scope, means
 from glasshouse.spec import Probe
 
 NEVER = 2**62
+_LATER: dict[str, Any] = {"ranks": "merged"}
+"""Fields that the probes in older checkpoints do not have, with their values."""
 
 
 class ActiveProbe:
@@ -69,6 +71,10 @@ class ActiveProbe:
         known = self._known
         return known.get((kind, name, True), False) or known.get((kind, name, False), False)
 
+    def learn(self, kind: str, name: str) -> None:
+        """Note that the probe watches a tensor that another process has."""
+        self._known.setdefault((kind, name, True), True)
+
     def is_due(self, step: int, count: int | None = None) -> bool:
         """Return whether it is due at a step; ``count``: what its interval counts, if not steps."""
         every = self.every
@@ -105,7 +111,7 @@ class ActiveProbe:
 
         ``sent``: by step, the names and kinds of the rows that were sent; all recorders share it.
         """
-        if state["probe"] != self.probe.model_dump(mode="json"):
+        if _LATER | state["probe"] != self.probe.model_dump(mode="json"):
             return False
         self.factor, self.num_failures = int(state["factor"]), int(state["failures"])
         return True
@@ -120,6 +126,20 @@ class ActiveProbes(list[ActiveProbe]):
         self.takes_full = any(watch.takes_full for watch in self)
         self.counts = frozenset[str]().union(*(watch.counts for watch in self))
         """``histogram``, ``quantiles``, both or none."""
+        self.of_ranks = [watch for watch in self if watch.probe.ranks != "merged"]
+        """Those that want the values of single processes too."""
+
+    def forms_of_ranks(self, kind: str, name: str, num: int) -> dict[int, frozenset[str]]:
+        """Return the forms in which they want a tensor of single processes, by rank.
+
+        ``num``: the number of processes.
+        """
+        found: dict[int, frozenset[str]] = {}
+        for watch in self.of_ranks:
+            if watch.has_seen(kind, name):
+                for rank in watch.probe.own_ranks(num):
+                    found[rank] = found.get(rank, frozenset()) | {*watch.probe.want}
+        return found
 
 
 def first_due_after(watches: Sequence[ActiveProbe], step: int) -> int:

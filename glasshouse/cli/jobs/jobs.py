@@ -8,6 +8,7 @@ import typer
 
 from glasshouse import jsonio
 from glasshouse.cli.arguments import completion, overrides, references
+from glasshouse.cli.jobs import diagnosis
 from glasshouse.cli.jobs.watch import detaching, follow
 from glasshouse.cli.terminal import durations, output
 from glasshouse.cli.terminal.output import Json
@@ -114,6 +115,7 @@ def show(job: JobId, json: Json = False) -> None:
         )
         output.line("")
         output.table(["metric", *columns], rows, short={"metric"}, numbers=columns)
+    diagnosis.show(found.data)
     if found.error is not None:
         output.message(f"\nfailed: {found.error['message']}")
         if found.error.get("hint"):
@@ -146,7 +148,7 @@ def delete(
 
 def list_jobs(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in these states.")] = None,
-    kind: Annotated[str | None, typer.Option(help="train or infer.")] = None,
+    kind: Annotated[str | None, typer.Option(help="train, infer or diagnose.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY:VALUE")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,

@@ -44,6 +44,10 @@ Point = Annotated[
 Lossless = Annotated[
     bool, typer.Option("--lossless", help="Block training rather than drop tensors.")
 ]
+Ranks = Annotated[
+    str | None,
+    typer.Option(help="Also record the values of single processes: all, or ranks as 0,3."),
+]
 ListProbes = Annotated[bool, typer.Option("--list", help="List the probes.")]
 Remove = Annotated[str | None, typer.Option(metavar="PROBE", help="Remove a probe by id (prb_…).")]
 
@@ -65,6 +69,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
     max_bytes: MaxBytes = None,
     point: Point = None,
     lossless: Lossless = False,
+    ranks: Ranks = None,
     list_: ListProbes = False,
     remove: Remove = None,
     json: Json = False,
@@ -94,6 +99,7 @@ def probe(  # noqa: PLR0913 (each is a field of a probe)
             stop=stop,
             point=point,
             lossless=lossless or None,
+            ranks=_ranks(ranks),
             **({} if max_overhead is None else {"max_overhead": max_overhead or None}),
         )
     _print_attached(attached, as_json=json)
@@ -117,6 +123,17 @@ def _print_attached(probe: Probe, *, as_json: bool) -> None:
 
 def _split(given: list[str] | None) -> list[str]:
     return [name for text in given or () for name in text.split(",") if name]
+
+
+def _ranks(text: str | None) -> str | list[int] | None:
+    """Read ``all``, ``merged`` or ``0,3``."""
+    if text is None or text in ("all", "merged"):
+        return text
+    names = text.split(",")
+    if not all(name.isascii() and name.isdecimal() for name in names):
+        detail = f"{text!r} is neither all nor a list of ranks such as 0,3"
+        raise typer.BadParameter(detail, param_hint="--ranks")
+    return [int(name) for name in names]
 
 
 def _print(found: list[Probe], *, as_json: bool) -> None:

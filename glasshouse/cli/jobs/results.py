@@ -84,18 +84,25 @@ def metrics(
     output.table(names, rows, short={"name"}, numbers=columns.values())
 
 
-def layers(
+def layers(  # noqa: PLR0913 (each is an option of the command)
     job: JobId,
     layer: Annotated[
         str | None,
         typer.Argument(help="A layer, or conv1.weight.", autocompletion=completion.layers),
     ] = None,
+    *,
     kind: Annotated[
         str | None,
         typer.Option(help=f"The kind of captured tensor: {LISTED}. Default: output."),
     ] = None,
     step: Annotated[
         str | None, typer.Option(help="The step of the captured tensor. Default: latest.")
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The values of this process alone, which a probe with ranks records."
+        ),
     ] = None,
     save: Save = None,
     json: Json = False,
@@ -105,17 +112,18 @@ def layers(
         job = references.job_id(client, job)
         found = client.jobs.get(job)
         if layer is None:
-            _print_layers(found.layers.table(), as_json=json)
+            _print_layers(found.layers.table(rank=rank), as_json=json)
             return
-        if kind is step is save is None and (seen := _statistics(found, layer)):
+        if kind is step is save is None and (seen := _statistics(found, layer, rank)):
             _print_statistics(seen, as_json=json)
             return
         kind = kind or "output"
         wanted = "latest" if step in (None, "latest") else int(step)
-        captured = found.layers[layer].tensor(kind, step=wanted)
+        captured = found.layers[layer].tensor(kind, step=wanted, rank=rank)
     if save is not None:
         _save(save, {f"{layer}/{kind}": captured.values})
     facts = {"job": job, "layer": layer, "kind": kind, "step": captured.step}
+    facts |= {} if rank is None else {"rank": rank}
     facts |= _figures(captured.values) | {"saved": None if save is None else str(save)}
     if json:
         output.document(facts)
@@ -191,10 +199,10 @@ def _counts(classes: Array) -> dict[str, int]:
     return dict(Counter(map(str, classes.tolist())).most_common())
 
 
-def _statistics(job: Job, layer: str) -> list[LayerStats]:
+def _statistics(job: Job, layer: str, rank: int | None) -> list[LayerStats]:
     """The statistics of a layer and its parameters, thinned to what a line of text can show."""
     parts = (layer, f"{layer}.*")
-    return [one for name in parts for one in job.layers[name].all_stats(max_points=400)]
+    return [one for name in parts for one in job.layers[name].all_stats(rank=rank, max_points=400)]
 
 
 def _print_statistics(seen: list[LayerStats], *, as_json: bool) -> None:
@@ -206,6 +214,7 @@ def _print_statistics(seen: list[LayerStats], *, as_json: bool) -> None:
     if as_json:
         keys = [
             {"layer": one.layer, "kind": one.kind, "phase": one.phase, "step": int(one.steps[-1])}
+            | ({} if one.rank is None else {"rank": one.rank})
             for one in seen
         ]
         output.document([key | row for key, row in zip(keys, newest, strict=True)])

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from glasshouse.cli.jobs import diagnosis
 from glasshouse.cli.jobs.job_view import JobView
 from glasshouse.cli.terminal import exit_codes, output
 from glasshouse.client import Job
@@ -37,7 +38,7 @@ def follow(job: Job, *, to_stderr: bool) -> None:
         _feed(job, view, _Lines(view, console))
         if view.layers:  # a pipe sees no live table, so it gets the last one
             console.print(view.table(), soft_wrap=True)
-    job.refresh()
+    diagnosis.print_to(console, job.refresh().data)
 
 
 def _feed(job: Job, view: JobView, seen: Callable[[str, list[str]], None]) -> None:

@@ -27,6 +27,7 @@ from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.connection.address import find_service
 from glasshouse.client.connection.requests import API, Request, with_json
 from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.arguments import diagnose_spec
 from glasshouse.client.training.specs import (
     JobOptions,
     ResultField,
@@ -171,6 +172,16 @@ class AsyncClient:
         entries = await self._transport.all("/queue")
         return [AsyncRecord(self._transport, entry) for entry in entries]
 
+    async def system(self) -> list[AsyncRecord]:
+        """List the hardware and the library versions of each worker's host.
+
+        Returns:
+            One record per worker: ``versions``, ``cpu``, ``memory``, ``devices`` (the accelerators)
+            and more. What a host does not report is None.
+        """
+        entries = await self._transport.all("/system")
+        return [AsyncRecord(self._transport, entry) for entry in entries]
+
     def stream(
         self,
         jobs: Sequence[AsyncJob | str],
@@ -252,3 +263,31 @@ class AsyncClient:
         """
         running = AsyncInferring(self.jobs, self.datasets, self.checkpoints)
         return await running.run(source, (inputs, data), outputs, fields, options)
+
+    async def diagnose(
+        self,
+        processes: int | None = None,
+        *,
+        sizes_bytes: Sequence[int] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> dict[str, Any]:
+        """Measure and check the communication of processes, and the memory of their devices.
+
+        Blocks until the diagnose job has ended.
+
+        Args:
+            processes: the number of processes. Default: one per device of ``devices``, else one,
+                which does not communicate.
+            sizes_bytes: sizes of the messages in bytes. Default: those of the service.
+            options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+
+        Returns:
+            The result of the job: ``verdict``, ``findings``, ``collectives``, ``latency_s``,
+            ``memory``, ``versions`` and ``processes``.
+
+        Raises:
+            JobFailed: an operation failed. ``result`` of that job (its id: ``error.job_id``) has a
+                finding that names the operation.
+        """
+        spec = diagnose_spec(processes, sizes_bytes, options)
+        return await (await (await self.jobs.create(spec)).wait()).result()

@@ -1,7 +1,7 @@
 """The layers of a job's network: captured tensors, statistics and histograms."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from glasshouse.client.aio.transport import AsyncTransport
@@ -33,36 +33,62 @@ class AsyncLayer:
     def __repr__(self) -> str:
         return f"AsyncLayer({self.name!r})"
 
-    async def output(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+    async def output(
+        self,
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+        rank: int | None = None,
+    ) -> Array:
         """Return the layer's output, captured by a probe that wants ``full``."""
-        return (await self.tensor("output", step=step, slice=slice)).values
+        return (await self.tensor("output", step=step, slice=slice, rank=rank)).values
 
-    async def input(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+    async def input(
+        self,
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+        rank: int | None = None,
+    ) -> Array:
         """Return the layer's first input. ``layers["add.1"]`` has the second."""
-        return (await self.tensor("input", step=step, slice=slice)).values
+        return (await self.tensor("input", step=step, slice=slice, rank=rank)).values
 
-    async def output_grad(self, *, step: Step = "latest", slice: str | None = None) -> Array:  # noqa: A002
+    async def output_grad(
+        self,
+        *,
+        step: Step = "latest",
+        slice: str | None = None,  # noqa: A002 - the API's word
+        rank: int | None = None,
+    ) -> Array:
         """Return the gradient of the loss with respect to the layer's output."""
-        return (await self.tensor("output_grad", step=step, slice=slice)).values
+        return (await self.tensor("output_grad", step=step, slice=slice, rank=rank)).values
 
-    async def param(self, name: str | None = None, *, step: Step = "latest") -> Array:
+    async def param(
+        self, name: str | None = None, *, step: Step = "latest", rank: int | None = None
+    ) -> Array:
         """Return a parameter as used in the forward pass of the step: ``param("weight")``."""
-        captured = await self._parameter(name).tensor("param", step=step)
+        captured = await self._parameter(name).tensor("param", step=step, rank=rank)
         return captured.values
 
-    async def param_grad(self, name: str | None = None, *, step: Step = "latest") -> Array:
+    async def param_grad(
+        self, name: str | None = None, *, step: Step = "latest", rank: int | None = None
+    ) -> Array:
         """Return the gradient of a parameter: ``param_grad("weight")``."""
-        captured = await self._parameter(name).tensor("param_grad", step=step)
+        captured = await self._parameter(name).tensor("param_grad", step=step, rank=rank)
         return captured.values
 
-    async def update(self, name: str | None = None, *, step: Step = "latest") -> Array:
+    async def update(
+        self, name: str | None = None, *, step: Step = "latest", rank: int | None = None
+    ) -> Array:
         """Return the change of a parameter in the step: ``update("weight")``."""
-        captured = await self._parameter(name).tensor("update", step=step)
+        captured = await self._parameter(name).tensor("update", step=step, rank=rank)
         return captured.values
 
-    async def optim_state(self, name: str | None = None, *, step: Step = "latest") -> Array:
+    async def optim_state(
+        self, name: str | None = None, *, step: Step = "latest", rank: int | None = None
+    ) -> Array:
         """Return the optimizer state of a parameter: ``optim_state("weight.exp_avg")``."""
-        captured = await self._parameter(name).tensor("optim_state", step=step)
+        captured = await self._parameter(name).tensor("optim_state", step=step, rank=rank)
         return captured.values
 
     async def tensor(
@@ -72,6 +98,7 @@ class AsyncLayer:
         step: Step = "latest",
         phase: Phase | None = None,
         slice: str | None = None,  # noqa: A002 - the API's word
+        rank: int | None = None,
     ) -> Captured:
         """Return one captured tensor and its step.
 
@@ -80,13 +107,16 @@ class AsyncLayer:
             step: the step, or ``"latest"``.
             phase: ``train`` or ``evaluate``.
             slice: the part to return, in numpy syntax: ``0:4,:,::2``.
+            rank: the process whose tensor to return, captured by a probe with ``ranks``. Default:
+                the tensor of all processes together.
 
         Raises:
             NotFoundError: the tensor was not captured at this step. The problem lists the nearest
                 captured steps.
         """
         path = f"{API}{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
-        params = {"step": step, "phase": phase, "slice": slice, "format": "safetensors"}
+        params = {"step": step, "phase": phase, "rank": rank, "slice": slice}
+        params["format"] = "safetensors"
         response = await self._transport.send(
             Request("GET", path, params, {"Accept": "application/vnd.safetensors, */*"})
         )
@@ -102,6 +132,7 @@ class AsyncLayer:
         kind: Kind | str = "output",
         *,
         phase: Phase | None = None,
+        rank: int | None = None,
         max_points: int | None = None,
     ) -> LayerStats:
         """Return statistics and quantiles of one kind of tensor, for each observed step.
@@ -111,6 +142,8 @@ class AsyncLayer:
         Args:
             kind: ``output``, ``param`` …
             phase: ``train`` or ``evaluate``. Default: ``train`` if both were observed.
+            rank: the process whose statistics to return, observed by a probe with ``ranks``.
+                Default: those of all processes together.
             max_points: the maximum number of steps. Default: all.
 
         Raises:
@@ -118,29 +151,36 @@ class AsyncLayer:
                 to parameters (use the parameter's name); or the layer has several tensors (use
                 the name of one: ``lstm.0``).
         """
-        found = [one async for one in self.all_stats(kind, phase=phase, max_points=max_points)]
+        every = self.all_stats(kind, phase=phase, rank=rank, max_points=max_points)
+        found = [one async for one in every]
         if len(found) > 1 and phase is None:
             found = [entry for entry in found if entry.phase == "train"]
         if len(found) != 1:
-            seen = found or await self._leaves(kind)
-            raise await self._missing_error(kind, "statistics", [entry.layer for entry in seen])
+            seen = found or await self._leaves(kind, rank)
+            names = [entry.layer for entry in seen]
+            raise await self._missing_error(kind, "statistics", names, rank)
         return found[0]
 
-    async def _leaves(self, kind: str) -> list[LayerStats]:
+    async def _leaves(self, kind: str, rank: int | None) -> list[LayerStats]:
         """The statistics of each tensor of a layer that has several."""
         leaves = AsyncLayer(self._transport, self._path.removeprefix("/jobs/"), f"{self.name}.*")
-        return [entry async for entry in leaves.all_stats(kind)]
+        return [entry async for entry in leaves.all_stats(kind, rank=rank)]
 
     async def all_stats(
         self,
         kind: str | None = None,
         *,
         phase: Phase | None = None,
+        rank: int | Literal["all"] | None = None,
         max_points: int | None = None,
     ) -> AsyncGenerator[LayerStats]:
-        """Iterate over the statistics of each observed tensor of the layer."""
+        """Iterate over the statistics of each observed tensor of the layer.
+
+        ``rank``: only those of this process. ``all``: those of all processes together and of each.
+        """
         params = {"layer": self.name, "kind": kind, "max_points": max_points or ALL_POINTS}
-        async for page in self._transport.pages(f"{self._path}/stats", params | {"phase": phase}):
+        params |= {"phase": phase, "rank": rank}
+        async for page in self._transport.pages(f"{self._path}/stats", params):
             for entry in page:
                 yield LayerStats.read(entry)
 
@@ -151,6 +191,7 @@ class AsyncLayer:
         bins: int = 64,
         max_points: int | None = None,
         phase: Phase = "train",
+        rank: int | None = None,
     ) -> History:
         """Return the histograms of one kind of tensor, for each step that has one.
 
@@ -159,25 +200,29 @@ class AsyncLayer:
             bins: the maximum number of bins.
             max_points: the maximum number of steps, evenly spaced. Default: 1,000.
             phase: ``train`` or ``evaluate``.
+            rank: the process whose histograms to return. Default: those of all together.
 
         Raises:
             APIError: no probe that wants ``histogram`` has observed this kind yet.
         """
         params: dict[str, Any] = {"layer": self.name, "kind": kind, "stat": "histogram"}
-        params |= {"bins": bins, "max_points": max_points, "phase": phase}
+        params |= {"bins": bins, "max_points": max_points, "phase": phase, "rank": rank}
         found = await self._transport.all(f"{self._path}/stats", params)
         if len(found) != 1:
-            raise await self._missing_error(kind, "histogram", [entry["layer"] for entry in found])
+            names = [entry["layer"] for entry in found]
+            raise await self._missing_error(kind, "histogram", names, rank)
         return History.read(found[0])
 
-    async def _missing_error(self, kind: str, form: str, seen: Sequence[str]) -> APIError:
+    async def _missing_error(
+        self, kind: str, form: str, seen: Sequence[str], rank: int | None
+    ) -> APIError:
         """The error when there is not exactly one series: there is none, or there are several."""
         if seen:
             what = "histograms" if form == "histogram" else form
             return APIError(f"{self.name} has {what} of {kind} for: {', '.join(seen)}")
         probes = await self._transport.all(f"{self._path}/probes", {"removed": True})
         layers = await self._transport.all(f"{self._path}/layers")
-        return APIError(missing_reason(self.name, kind, form, probes, layers))
+        return APIError(missing_reason(self.name, kind, form, probes, layers, rank))
 
     async def image(
         self,
@@ -185,10 +230,12 @@ class AsyncLayer:
         *,
         step: Step = "latest",
         slice: str | None = None,  # noqa: A002 - the API's word
+        rank: int | None = None,
     ) -> bytes:
         """Return a captured tensor as PNG bytes. Feature maps and filters are drawn as a grid."""
         path = f"{self._path}/layers/{quote(self.name, safe='')}/{quote(kind, safe='')}"
-        return await self._transport.download(path, {"step": step, "slice": slice, "format": "png"})
+        params = {"step": step, "slice": slice, "rank": rank, "format": "png"}
+        return await self._transport.download(path, params)
 
     def _parameter(self, name: str | None) -> "AsyncLayer":
         if name is None:
@@ -210,6 +257,9 @@ class AsyncLayers:
         for entry in await self.table():
             yield entry["name"]
 
-    async def table(self) -> list[dict[str, Any]]:
-        """Return name, type, output shape, parameters and newest statistics of each layer."""
-        return await self._transport.all(f"/jobs/{self._job_id}/layers")
+    async def table(self, *, rank: int | None = None) -> list[dict[str, Any]]:
+        """Return name, type, output shape, parameters and newest statistics of each layer.
+
+        ``rank``: the process whose statistics to return. Default: all processes together.
+        """
+        return await self._transport.all(f"/jobs/{self._job_id}/layers", {"rank": rank})

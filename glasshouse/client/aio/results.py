@@ -132,6 +132,7 @@ class AsyncResults(AsyncRecord):
         kind: str | None = None,
         step: int | None = None,
         phase: Phase | None = None,
+        rank: int | Literal["all"] | None = None,
     ) -> list[AsyncRecord]:
         """List the captured tensors: layer, kind, step, shape and size in bytes.
 
@@ -140,13 +141,20 @@ class AsyncResults(AsyncRecord):
             kind: ``output``, ``param`` …
             step: only this step.
             phase: only ``train`` or only ``evaluate``.
+            rank: only those of this process; ``all``: those of all processes together and of each.
+                Default: only those of all together.
         """
-        params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
+        params = {"layer": layer, "kind": kind, "step": step, "phase": phase, "rank": rank}
         entries = await self._transport.all(f"{self.path}/captures", params)
         return [AsyncRecord(self._transport, entry) for entry in entries]
 
     async def tensors(
-        self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
+        self,
+        names: Sequence[str],
+        *,
+        step: Step = "latest",
+        phase: Phase | None = None,
+        rank: int | None = None,
     ) -> dict[str, Array]:
         """Fetch several captured tensors of one step in one request.
 
@@ -154,11 +162,12 @@ class AsyncResults(AsyncRecord):
             names: names of the form ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
             step: the step, or ``"latest"``.
             phase: ``train`` or ``evaluate``.
+            rank: the process whose tensors to fetch. Default: those of all processes together.
 
         Raises:
             NotFoundError: one of the tensors was not captured at this step.
         """
-        params = {"name": list(names), "step": step, "phase": phase}
+        params = {"name": list(names), "step": step, "phase": phase, "rank": rank}
         return read_tensors(await self._transport.download(f"{self.path}/tensors", params))
 
     async def best_checkpoint(

@@ -28,6 +28,7 @@ from glasshouse.client.blocking.transport import Transport
 from glasshouse.client.connection.address import find_service
 from glasshouse.client.connection.requests import API, Request, with_json
 from glasshouse.client.data.tensors import Array
+from glasshouse.client.training.arguments import diagnose_spec
 from glasshouse.client.training.specs import (
     JobOptions,
     ResultField,
@@ -172,6 +173,16 @@ class Client:
         entries = self._transport.all("/queue")
         return [Record(self._transport, entry) for entry in entries]
 
+    def system(self) -> list[Record]:
+        """List the hardware and the library versions of each worker's host.
+
+        Returns:
+            One record per worker: ``versions``, ``cpu``, ``memory``, ``devices`` (the accelerators)
+            and more. What a host does not report is None.
+        """
+        entries = self._transport.all("/system")
+        return [Record(self._transport, entry) for entry in entries]
+
     def stream(
         self,
         jobs: Sequence[Job | str],
@@ -253,3 +264,31 @@ class Client:
         """
         running = Inferring(self.jobs, self.datasets, self.checkpoints)
         return running.run(source, (inputs, data), outputs, fields, options)
+
+    def diagnose(
+        self,
+        processes: int | None = None,
+        *,
+        sizes_bytes: Sequence[int] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> dict[str, Any]:
+        """Measure and check the communication of processes, and the memory of their devices.
+
+        Blocks until the diagnose job has ended.
+
+        Args:
+            processes: the number of processes. Default: one per device of ``devices``, else one,
+                which does not communicate.
+            sizes_bytes: sizes of the messages in bytes. Default: those of the service.
+            options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+
+        Returns:
+            The result of the job: ``verdict``, ``findings``, ``collectives``, ``latency_s``,
+            ``memory``, ``versions`` and ``processes``.
+
+        Raises:
+            JobFailed: an operation failed. ``result`` of that job (its id: ``error.job_id``) has a
+                finding that names the operation.
+        """
+        spec = diagnose_spec(processes, sizes_bytes, options)
+        return ((self.jobs.create(spec)).wait()).result()

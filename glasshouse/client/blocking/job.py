@@ -358,7 +358,8 @@ class Job(Controlled, JobLog):
             max_bytes: the maximum size per tensor that ``full`` or ``sample`` stores, in bytes.
             when: one of ``every`` (default: 1), ``at`` and ``on="nonfinite"``; ``start``, ``stop``;
                 ``phase="evaluate"``; ``max_overhead``, a fraction of the step time, or None for no
-                limit; ``point``.
+                limit; ``point``; ``ranks``: ``"all"`` or a list of processes whose own values to
+                record, beside those of all together.
         """
         body = as_probe(layers, kinds, want, {"slice": slice, "max_bytes": max_bytes, **when})
         return Probe(self._transport, self._transport.create(f"{self.path}/probes", body))

@@ -24,6 +24,8 @@ class Probe(Record):
     slice: str | None
     max_bytes: int | None
     lossless: bool
+    ranks: Literal["merged", "all"] | list[int]
+    """The processes whose own values it records, beside those of all together."""
     bytes_per_step: int
     """Bytes stored per observed step."""
     estimated_cost_s: float | None

@@ -133,6 +133,7 @@ class Results(Record):
         kind: str | None = None,
         step: int | None = None,
         phase: Phase | None = None,
+        rank: int | Literal["all"] | None = None,
     ) -> list[Record]:
         """List the captured tensors: layer, kind, step, shape and size in bytes.
 
@@ -141,13 +142,20 @@ class Results(Record):
             kind: ``output``, ``param`` …
             step: only this step.
             phase: only ``train`` or only ``evaluate``.
+            rank: only those of this process; ``all``: those of all processes together and of each.
+                Default: only those of all together.
         """
-        params = {"layer": layer, "kind": kind, "step": step, "phase": phase}
+        params = {"layer": layer, "kind": kind, "step": step, "phase": phase, "rank": rank}
         entries = self._transport.all(f"{self.path}/captures", params)
         return [Record(self._transport, entry) for entry in entries]
 
     def tensors(
-        self, names: Sequence[str], *, step: Step = "latest", phase: Phase | None = None
+        self,
+        names: Sequence[str],
+        *,
+        step: Step = "latest",
+        phase: Phase | None = None,
+        rank: int | None = None,
     ) -> dict[str, Array]:
         """Fetch several captured tensors of one step in one request.
 
@@ -155,11 +163,12 @@ class Results(Record):
             names: names of the form ``<layer>/<kind>``: ``conv1/output``, ``fc.weight/param_grad``.
             step: the step, or ``"latest"``.
             phase: ``train`` or ``evaluate``.
+            rank: the process whose tensors to fetch. Default: those of all processes together.
 
         Raises:
             NotFoundError: one of the tensors was not captured at this step.
         """
-        params = {"name": list(names), "step": step, "phase": phase}
+        params = {"name": list(names), "step": step, "phase": phase, "rank": rank}
         return read_tensors(self._transport.download(f"{self.path}/tensors", params))
 
     def best_checkpoint(

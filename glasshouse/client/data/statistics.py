@@ -47,13 +47,16 @@ class LayerStats(Mapping[str, Floats]):
     steps: Steps
     columns: Mapping[str, Floats]
     phase: str = "train"
+    rank: int | None = None
+    """The process whose own statistics these are. None: all processes together."""
 
     @classmethod
     def read(cls, entry: dict[str, Any]) -> "LayerStats":
         """Read one entry of ``GET /jobs/{id}/stats``."""
         columns = {name: floats(values) for name, values in entry["values"].items()}
         steps = np.array(entry["step"], np.int64)
-        return cls(entry["layer"], entry["kind"], steps, columns, entry["phase"])
+        whose = entry["phase"], entry.get("rank")
+        return cls(entry["layer"], entry["kind"], steps, columns, *whose)
 
     def df(self, library: Library | None = None) -> Any:
         """Return a data frame with the column ``step`` and one per statistic; see `Series.df`."""
@@ -85,6 +88,8 @@ class History:
     """The bin edges, of shape [bins + 1], ascending. Bins differ in width: plot `density`."""
     counts: NDArray[np.int64]
     """The number of values per bin, of shape [steps, bins]. NaN and Inf are not counted."""
+    rank: int | None = None
+    """The process whose own values are counted. None: all processes together."""
 
     @classmethod
     def read(cls, entry: dict[str, Any]) -> "History":
@@ -92,7 +97,8 @@ class History:
         steps = np.array(entry["step"], np.int64)
         counts = np.array(entry["counts"], np.int64).reshape(len(steps), -1)
         edges = np.array(entry["edges"], np.float64)
-        return cls(entry["layer"], entry["kind"], entry["phase"], steps, edges, counts)
+        names = entry["layer"], entry["kind"], entry["phase"]
+        return cls(*names, steps, edges, counts, entry.get("rank"))
 
     @property
     def widths(self) -> Floats:
@@ -119,6 +125,7 @@ def missing_reason(
     form: str,
     probes: Sequence[Mapping[str, Any]],
     layers: Sequence[Mapping[str, Any]],
+    rank: int | None = None,
 ) -> str:
     """Explain why a tensor has no statistics, and what to do about it.
 
@@ -128,6 +135,7 @@ def missing_reason(
         form: ``statistics`` or ``histogram``.
         probes: all probes of the job, including removed ones.
         layers: the layer table of the job.
+        rank: the process whose own statistics are missing; None: those of all together.
     """
     known = [str(entry["name"]) for entry in layers]
     if name.partition(".")[0] not in known:
@@ -149,4 +157,13 @@ def missing_reason(
         )
     if not any(want in entry["want"] for entry in matching):
         return f'the probe of {kind} of {name!r} stores no {form}; add "{want}" to its want'
+    if rank is not None and not any(_records(entry, rank) for entry in matching):
+        detail = f"the probe of {kind} of {name!r} records the values of all processes together"
+        return f"{detail}, and not those of rank {rank}; set its ranks to [{rank}]"
     return f"the probe of {kind} of {name!r} has no data yet: wait for its first observed step"
+
+
+def _records(probe: Mapping[str, Any], rank: int) -> bool:
+    """Return whether a probe records the values of a process."""
+    ranks = probe.get("ranks", "merged")
+    return ranks == "all" or (ranks != "merged" and rank in ranks)

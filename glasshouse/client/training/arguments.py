@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from glasshouse.client.modules import is_module
 from glasshouse.client.training.probe_specs import as_probe
-from glasshouse.client.training.specs import Document, TrainOptions
+from glasshouse.client.training.specs import Document, JobOptions, TrainOptions, as_document
 from glasshouse.spec.presets import PRESETS
 from glasshouse.suggestions import did_you_mean, either
 
@@ -69,6 +69,28 @@ def settle_device(options: Document) -> None:
         named = options["devices"]
     if named is not None:
         options["devices"] = device_of(str(named))
+
+
+def diagnose_spec(
+    processes: int | None, sizes_bytes: Sequence[int] | None, options: JobOptions
+) -> Document:
+    """The spec of a diagnose job from the arguments of `Client.diagnose`.
+
+    Raises:
+        TypeError, ValueError: the device is set twice, or its name is invalid.
+    """
+    settled: Document = dict(options)
+    settle_device(settled)
+    asked: Any = settled.get("devices")
+    asked = as_document(asked) if asked is not None else {}
+    spec: Document = {"kind": "diagnose", **settled}
+    if processes is not None and processes != 1:
+        spec["parallel"] = {"strategy": "data", "processes": processes}
+    elif processes is None and (asked.get("count") or len(asked.get("ids") or ())) > 1:
+        spec["parallel"] = {"strategy": "data"}  # one process per device
+    if sizes_bytes is not None:
+        spec["sizes_bytes"] = list(sizes_bytes)
+    return spec
 
 
 def device_of(text: str) -> Document:

@@ -11,13 +11,13 @@ from glasshouse.client.data.arrays import as_array
 from glasshouse.client.data.frames import columns_for, field_name, is_frame, read_dataset
 from glasshouse.client.data.tensors import Array
 from glasshouse.client.modules import is_dataset, is_module
-from glasshouse.spec import Graph, InferJob, Preset, TrainJob
+from glasshouse.spec import AnyJob, Graph, Preset
 from glasshouse.spec.error_messages import problems_in
 from glasshouse.spec.metrics import ALONE
 
 Document = dict[str, Any]
 Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str
-Spec = TrainJob | InferJob | Mapping[str, Any]
+Spec = AnyJob | Mapping[str, Any]
 ResultField = Literal["value", "id", "prob"]
 
 

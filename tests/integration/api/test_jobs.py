@@ -1,7 +1,9 @@
 import re
 import threading
 import time
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -365,3 +367,125 @@ def test_columns_of_very_different_scale_give_a_warning_unless_normalized(
     assert "uneven_scale" in [one["code"] for one in made(api, spec)["warnings"]]
     normalized = {"normalize": {"x": {"type": "standard"}}}
     assert scale_warnings(spec | {"data": spec["data"] | normalized}) == []
+
+
+@contextmanager
+def two_cards(service: Api, memory: int) -> Generator[None]:
+    """A worker with two GPUs of ``memory`` bytes each, the only GPUs of the service."""
+    found = [
+        FoundDevice(f"cuda:{number}", "cuda", number, "a card", memory_bytes=memory)
+        for number in range(2)
+    ]
+    with service.database.write() as tx:
+        workers.register(tx, worker="host-c", host="c", pid=1, version="0", info={}, devices=found)
+    try:
+        yield
+    finally:
+        with service.database.write() as tx:
+            workers.forget(tx, "host-c")
+
+
+def test_auto_is_the_first_strategy_that_fits_into_the_memory_of_the_devices(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    """Two devices with less memory than ``data`` needs, and enough for ``fsdp``; then with more."""
+    layers = [*spec["network"]["layers"]]
+    layers[1:1] = [
+        {"name": f"wide{number}", "type": "Linear", "args": {"out_features": 1000}}
+        for number in range(6)
+    ]
+    optimizer = {"type": "Adam", "args": {"lr": 0.001}}
+    auto = spec | {"network": {"layers": layers}, "optimizer": optimizer}
+    auto |= {"parallel": {"strategy": "auto", "processes": 2}, "devices": {"type": "cuda"}}
+    with two_cards(each_service, 1 << 40):
+        plan = api.post("/api/v1/plan", json=auto).json()
+    documents.Plan.model_validate(plan)
+    data, fsdp = (
+        one["memory"]["total_bytes"] - one["memory"]["checkpoint_bytes"]
+        for one in plan["parallel"]["strategies"]
+    )
+    assert fsdp < data
+    for memory, fits, expected in (
+        ((data + fsdp) // 2, [False, True], "fsdp"),
+        (data, [True, True], "data"),
+    ):
+        with two_cards(each_service, memory):
+            job = made(api, auto)
+            resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+            assert resolved["parallel"]["strategy"] == expected
+            assert api.get(f"/api/v1/jobs/{job['id']}/spec").json()["parallel"] == auto["parallel"]
+            shown = api.post("/api/v1/plan", json=auto).json()["parallel"]
+            assert [one["fits"] for one in shown["strategies"]] == fits
+            assert shown["strategy"] == expected
+            if expected == "fsdp":
+                named = auto | {"parallel": {"strategy": "data", "processes": 2}}
+                answer = api.post("/api/v1/jobs", json=named)
+                assert answer.status_code == 422
+                assert "set parallel.strategy to fsdp" in answer.json()["detail"]
+
+
+def test_the_stages_of_a_pipeline_are_planned_and_fit_into_the_memory_of_the_devices(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    staged = spec | {"parallel": {"strategy": "pipeline", "processes": 2}}
+    staged |= {"devices": {"type": "cuda"}}
+    with two_cards(each_service, 1 << 40):
+        plan = api.post("/api/v1/plan", json=staged).json()
+        documents.Plan.model_validate(plan)
+        named = [layer["name"] for layer in plan["spec"]["network"]["layers"]]
+        assert [name for one in plan["parallel"]["stages"] for name in one["layers"]] == named
+        assert [one["fits"] for one in plan["parallel"]["strategies"]] == [True]
+        job = made(api, staged)
+        resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+        assert resolved == plan["spec"] | {"name": resolved["name"]}
+        assert {layer["stage"] for layer in resolved["network"]["layers"]} == {0, 1}
+        made(api, {**resolved, "name": None})
+    needed = plan["memory"]["total_bytes"] - plan["memory"]["checkpoint_bytes"]
+    with two_cards(each_service, needed):
+        made(api, staged)
+    with two_cards(each_service, needed - 1):
+        answer = api.post("/api/v1/jobs", json=staged)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["code"] == "too_large"
+
+
+def test_layers_are_placed_on_devices_that_are_large_enough(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    layers = [*spec["network"]["layers"]]
+    layers[-1] = layers[-1] | {"device": 1}
+    two = {"type": "cuda", "count": 2}
+    placed = spec | {"network": {"layers": layers}, "devices": two}
+    placed |= {"parallel": {"strategy": "placed"}}
+    for change, pointer, said in (
+        ({"parallel": {"strategy": "none"}, "devices": {}}, f"/{len(layers) - 1}/device", "remove"),
+        ({"devices": {"type": "cpu"}}, "/devices/type", "one device for torch"),
+        ({"devices": two | {"count": 1}}, f"/{len(layers) - 1}/device", "ask for more"),
+        ({"parallel": {"strategy": "placed", "processes": 2}}, "/parallel/processes", "remove"),
+    ):
+        answer = api.post("/api/v1/jobs", json=placed | change)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec"), change
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"].endswith(pointer)
+        assert said in problem["detail"]
+    with two_cards(each_service, 1 << 40):
+        plan = api.post("/api/v1/plan", json=placed).json()
+        documents.Plan.model_validate(plan)
+        job = made(api, placed)
+        parts = plan["parallel"]["devices"]
+        needed = [part["memory"]["total_bytes"] for part in parts]
+        assert plan["parallel"]["strategy"] == "placed"
+        assert sum(len(part["layers"]) for part in parts) == len(layers)
+        resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+        assert resolved["network"]["layers"][-1]["device"] == 1
+        three = placed | {"devices": two | {"count": 3}}
+        answer = api.post("/api/v1/jobs", json=three)
+        assert answer.json()["code"] == "device_unavailable"
+        assert "3 healthy devices" in answer.json()["detail"]
+    with two_cards(each_service, max(needed)):
+        made(api, placed)
+    with two_cards(each_service, max(needed) - 1):
+        answer = api.post("/api/v1/jobs", json=placed)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["code"] == "too_large"
+        assert f"the layers on device {needed.index(max(needed))} need" in answer.json()["detail"]

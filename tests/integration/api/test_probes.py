@@ -72,6 +72,32 @@ def test_a_probe_is_attached_changed_and_removed(api: httpx2.Client, job: str):
     assert len(api.get(f"{job}/probes?removed=true").json()["data"]) == 2
 
 
+def test_the_ranks_of_a_probe_are_checked_against_the_processes_of_the_job(
+    api: httpx2.Client, dora: tuple[str, str]
+):
+    alone = api.post("/api/v1/jobs", json=small_job(dora[1])).headers["location"]
+    refused = api.post(f"{alone}/probes", json=FC | {"ranks": "all"})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/ranks"
+    assert "the job has one process" in refused.json()["errors"][0]["detail"]
+    body = small_job(dora[1], parallel={"processes": 2}, probes=[FC | {"ranks": [1]}])
+    several = api.post("/api/v1/jobs", json=body).headers["location"]
+    (of_spec,) = api.get(f"{several}/probes").json()["data"]
+    assert of_spec["ranks"] == [1]
+    made = attached(api, several, ranks=[0, 1], want=["full"])
+    assert made["ranks"] == [0, 1]
+    rows = 2 * 100 * 10 * 4
+    assert made["bytes_per_step"] == rows + rows
+    path = made["links"]["self"]
+    refused = api.patch(path, json={"ranks": [1, 2]})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/ranks/1")
+    assert "the job has no rank 2: it has 2 processes" in refused.json()["errors"][0]["detail"]
+    for sent, kept in (("all", "all"), ([1], [1]), (None, "merged")):
+        changed = api.patch(path, json={"ranks": sent})
+        assert (changed.status_code, changed.json()["ranks"]) == (200, kept), changed.text
+    assert attached(api, several)["ranks"] == "merged"
+
+
 def test_the_same_request_again_attaches_one_probe(api: httpx2.Client, job: str):
     headers = {"Idempotency-Key": f"once-{job}"}
     first = api.post(f"{job}/probes", json=FC, headers=headers)

@@ -128,9 +128,12 @@ class Writer:
     offset: int = 0
     step: int = 0
 
-    def begin(self, owner: str = "ada", plan: dict[str, Any] | None = None) -> "Writer":
+    def begin(
+        self, owner: str = "ada", plan: dict[str, Any] | None = None, processes: int = 1
+    ) -> "Writer":
         with self.database.write() as tx:
-            spec = {"kind": "train", "name": "watched"}
+            spec: dict[str, Any] = {"kind": "train", "name": "watched"}
+            spec["parallel"] = {"processes": processes}
             self.job = jobs.add(
                 tx, owner=owner, spec=spec, resolved=spec, plan=plan or {"layers": LAYERS}
             )

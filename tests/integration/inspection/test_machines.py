@@ -7,9 +7,12 @@ from redis import Redis
 
 from api.schemas import inspection
 from models.database import Database
+from models.fleet import workers
+from models.fleet.workers import FoundDevice
 from models.jobs import jobs
 from tests.integration.inspection import services
 from tests.integration.inspection.services import Api, Writer, checked, problem
+from tests.integration.store.factories import make_job, make_worker, start
 
 
 def test_the_queue_says_why_a_job_waits(
@@ -49,3 +52,78 @@ def test_the_queue_says_why_a_job_waits(
         assert checked(root.post(path), inspection.Worker)["state"] == "draining"
         assert problem(root.post("/workers/w9/drain")) == (404, "worker_not_found")
         assert ada.get("/queue").json()["data"][0]["reason"] == "no worker"
+
+
+def test_a_core_that_its_job_can_do_without_counts_as_free(
+    sqlite: Database, serve: Callable[..., Api]
+) -> None:
+    def submit(threads: int, **more: Any) -> None:
+        spec = {"kind": "train", "devices": {"type": "cpu", "threads": threads}, **more}
+        with sqlite.write() as tx:
+            jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={})
+
+    make_worker(sqlite, cores=2)
+    running = start(sqlite, make_job(sqlite), cores=2).job
+    api = serve(sqlite)
+    with services.client(api.url, services.make_key(sqlite, "ada")[1]) as ada:
+        submit(2, priority=1)  # before what other tests have queued
+        assert ada.get("/queue").json()["data"][0]["reason"] == "not enough free devices"
+        submit(1, priority=2)
+        assert ada.get("/queue").json()["data"][0]["reason"] == "about to start"
+        (rank,) = ada.get(f"/jobs/{running}").json()["ranks"]
+        assert (rank["device"], rank["threads"]) == ("cpu:0", 2)
+
+
+LINK = dict.fromkeys(inspection.Interconnect.model_fields) | {"nvlinks": 18, "peers": {}}
+FACTS = {
+    "utilization_percent": 97.0,
+    "processes": [{"pid": 4711, "memory_bytes": 1 << 30}],
+    "compute_capability": "9.0",
+    "interconnect": LINK,
+}
+INFO = {
+    "torch": "2.13.0",
+    "memory_bytes": 1 << 40,
+    "cpu": {"name": "EPYC", "cores": 64, "numa_nodes": None},
+    "versions": {"driver": "535.129.03", "nccl": "2.27.3"},
+    "devices": {"cuda:0": FACTS},
+}
+
+
+def test_the_system_has_the_facts_of_each_worker_and_names_processes_to_admins_only(
+    sqlite: Database, serve: Callable[..., Api]
+) -> None:
+    device = FoundDevice("cuda:0", "cuda", 0, "H100", uuid="GPU-1", memory_bytes=80 << 30)
+    with sqlite.write() as tx:
+        for name, info, devices in (("old", {}, []), ("w8", INFO, [device])):
+            workers.register(
+                tx, worker=name, host="h", pid=1, version="0.1.0", info=info, devices=devices
+            )
+    api = serve(sqlite)
+    with (
+        services.client(api.url, services.make_key(sqlite, "ada")[1]) as ada,
+        services.client(api.url, services.make_key(sqlite, "root", "admin")[1]) as root,
+    ):
+        systems = checked(ada.get("/system"), inspection.SystemList)["data"]
+        of_root = checked(root.get("/system"), inspection.SystemList)["data"]
+        devices = checked(ada.get("/devices"), inspection.DeviceList)["data"]
+        hosts = checked(ada.get("/workers"), inspection.WorkerList)["data"]
+    by_name = {one["worker"]: one for one in systems}
+    old, found = by_name["old"], by_name["w8"]
+    (shown,) = next(one["devices"] for one in of_root if one["worker"] == "w8")
+    (listed,) = [one for one in devices if one["worker"] == "w8"]
+    (worker,) = [one for one in hosts if one["id"] == "w8"]
+    assert old["devices"] == []
+    assert old["versions"] == dict.fromkeys(inspection.VERSIONS) | {"glasshouse": "0.1.0"}
+    assert set(old["cpu"].values()) == set(old["memory"].values()) == {None}
+    assert found["versions"]["driver"] == "535.129.03"
+    assert found["versions"]["torch"] == "2.13.0"
+    assert found["cpu"]["cores"] == 64
+    assert found["memory"]["total_bytes"] == 1 << 40
+    (device_of_ada,) = found["devices"]
+    assert device_of_ada == listed
+    assert listed["processes"] == [{"pid": None, "memory_bytes": 1 << 30}]
+    assert shown["processes"] == FACTS["processes"]
+    assert (listed["utilization_percent"], listed["temperature_celsius"]) == (97.0, None)
+    assert listed["interconnect"] == LINK
+    assert "devices" not in worker["info"]

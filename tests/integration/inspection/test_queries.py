@@ -38,7 +38,15 @@ from tests.integration.inspection.services import Api, Writer, checked, problem
 NONFINITE = [math.inf, -math.inf, math.nan]
 
 
-def keep(writer: Writer, home: Path, layer: str, kind: str, step: int, array: np.ndarray) -> str:
+def keep(
+    writer: Writer,
+    home: Path,
+    layer: str,
+    kind: str,
+    step: int,
+    array: np.ndarray,
+    **more: Any,
+) -> str:
     """Store a capture as the worker does."""
     name = new_id("cap")
     key = f"jobs/{writer.job.id}/1/captures/{name}.safetensors"
@@ -46,7 +54,7 @@ def keep(writer: Writer, home: Path, layer: str, kind: str, step: int, array: np
         path.write_bytes(b"".join(tensors.safetensors({"tensor": array}, {}).parts))
     row = {"id": name, "step": step, "layer": layer, "kind": kind, "phase": "train", "key": key}
     row |= {"shape": list(array.shape), "dtype": str(array.dtype), "size_bytes": array.nbytes}
-    writer.ship(Batch(captures=[row]))
+    writer.ship(Batch(captures=[row | more]))
     return name
 
 

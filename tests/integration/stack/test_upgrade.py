@@ -155,7 +155,7 @@ def test_jobs_of_the_previous_release_that_ran_or_waited_are_run_to_their_ends(h
         end(running)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def current(request: pytest.FixtureRequest, home: Path) -> Settings:
     """An empty database of this version."""
     home.mkdir(mode=0o700)
@@ -165,9 +165,19 @@ def current(request: pytest.FixtureRequest, home: Path) -> Settings:
     return Settings(home=home)
 
 
+OLDER = ("0015", "run 'glasshouse backup DIRECTORY' and 'glasshouse migrate'")
+NEWER = ("9999", "newer")
+
+
 @pytest.mark.parametrize(
-    ("found", "advice"),
-    [("0015", "run 'glasshouse backup DIRECTORY' and 'glasshouse migrate'"), ("9999", "newer")],
+    ("found", "advice", "current"),
+    [
+        (*OLDER, "sqlite"),
+        (*NEWER, "postgresql"),
+        pytest.param(*OLDER, "postgresql", marks=pytest.mark.slow),
+        pytest.param(*NEWER, "sqlite", marks=pytest.mark.slow),
+    ],
+    indirect=["current"],
 )
 def test_nothing_starts_on_the_schema_of_another_version(
     found: str, advice: str, current: Settings

@@ -1,18 +1,21 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from alembic import command
 from sqlalchemy import insert
 
+from glasshouse.errors import StepNotCaptured
 from models.database import Database
 from models.jobs.shipments import Batch
 from models.migrate import config, migrate
 from models.observations import captures
+from models.observations.ranks import MERGED
 from models.tables import Capture, core
 
 from .factories import make_job, make_worker, running, ship
 
-NEW = ("form", "slice", "captured_from", "tensor")
+NEW = ("form", "slice", "captured_from", "tensor", "rank")
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:
@@ -37,6 +40,7 @@ def test_captures_from_before_are_files_of_one_whole_tensor(database: Database, 
     with database.read() as tx:
         (found,) = captures.find(tx, job.id)
     assert (found.form, found.slice, found.tensor) == ("full", None, "tensor")
+    assert found.rank == MERGED
     assert found.shape == found.captured_from == [2, 5]
 
 
@@ -50,3 +54,22 @@ def test_of_a_tensor_and_a_part_of_it_the_whole_one_is_found(database: Database)
     with database.read() as tx:
         assert captures.get(tx, job.id, "fc", "output", 3).id == "cap_1"
         assert captures.get(tx, job.id, "fc", "output", None).id == "cap_3"
+
+
+def test_a_tensor_of_a_process_is_found_by_its_rank_only(database: Database):
+    make_worker(database)
+    job = make_job(database)
+    claim = running(database, job)
+    rows = [row(1), row(2, rank=1), row(3, rank=0, step=4)]
+    assert ship(database, claim, Batch(captures=rows), (0, 1))
+    with database.read() as tx:
+        assert captures.get(tx, job.id, "fc", "output", None).id == "cap_1"
+        assert captures.get(tx, job.id, "fc", "output", 3, rank=1).id == "cap_2"
+        for rank, expected in ((MERGED, [1]), (0, [3]), (1, [2]), (2, []), (None, [1, 2, 3])):
+            found = captures.find(tx, job.id, rank=rank)
+            assert [one.id for one in found] == [f"cap_{number}" for number in expected]
+        with pytest.raises(StepNotCaptured, match=r"fc output of rank 1 .* step 4.* steps are 3"):
+            captures.get(tx, job.id, "fc", "output", 4, rank=1)
+        with pytest.raises(StepNotCaptured, match="No probe watches") as caught:
+            captures.get(tx, job.id, "fc", "output", None, rank=2)
+    assert '"ranks": [2]' in (caught.value.advice or "")

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alembic import command
 from sqlalchemy import func, select
 
 from models.database import Database
 from models.jobs import attempts, jobs
 from models.jobs.checkpoints import StartPoint
 from models.jobs.leases import Claim
+from models.migrate import config, migrate
 from models.observations import stats, stats_folding, unfolded_stats
+from models.observations.ranks import MERGED
 from models.observations.stats_bytes import Histograms, StatsArrays, StoredSeries
 from models.observations.stats_folding import Fold
 from models.observations.unfolded_stats import StatsOwner
@@ -31,15 +34,24 @@ def figure(chance: random.Random) -> float:
 
 
 def record(chance: random.Random, step: int, phase: str = "train") -> dict[str, Any]:
-    """What a rank says of a step: of some tensors, in some of the forms."""
+    """What a rank says of a step: of some tensors, in some of the forms; and of single ranks."""
+    ranks = [rank for rank in (0, 12) if chance.random() < 0.3]
+    return {
+        "step": step,
+        "phase": phase,
+        **part(chance),
+        "ranks": [{"rank": rank, **part(chance)} for rank in ranks],
+    }
+
+
+def part(chance: random.Random) -> dict[str, Any]:
+    """The statistics of a step, of all processes together or of one."""
     some = [tensor for tensor in TENSORS if chance.random() < 0.7]
     histograms = []
     for tensor in some:
         bins = sorted(chance.sample(range(4096), chance.randrange(5)))
         histograms.append([*tensor, bins, [chance.randrange(1, 1 << 40) for _ in bins]])
     return {
-        "step": step,
-        "phase": phase,
         "rows": [[*tensor, *[figure(chance) for _ in range(9)]] for tensor in some],
         "quantiles": [[*tensor, *[figure(chance) for _ in range(7)]] for tensor in some[:2]],
         "histograms": histograms,
@@ -59,8 +71,11 @@ class Model:
                 ("quantiles", "quantiles"),
                 ("histogram", "histograms"),
             ):
-                for layer, kind, *rest in one[key]:
-                    self.rows[form, StoredSeries(layer, kind, one["phase"]), one["step"]] = rest
+                for part in (one, *one["ranks"]):
+                    for layer, kind, *rest in part[key]:
+                        rank = part.get("rank", MERGED)
+                        series = StoredSeries(layer, kind, one["phase"], rank)
+                        self.rows[form, series, one["step"]] = rest
 
     def rewind(self, step: int) -> None:
         self.rows = {key: rest for key, rest in self.rows.items() if key[2] < step}
@@ -82,17 +97,18 @@ class Model:
                 and first <= key[2] <= last
                 and key[1].layer.startswith(where.get("layer", "*").rstrip("*"))
                 and where.get("kind") in (None, key[1].kind)
+                and where.get("rank", MERGED) in (None, key[1].rank)
             }
             assert repr(sorted(rows.items())) == repr(sorted(expected.items()))
             for data in found.values():
                 assert (np.diff(data.steps) > 0).all()
 
-    def check_newest(self, database: Database, job: str) -> None:
+    def check_newest(self, database: Database, job: str, rank: int = MERGED) -> None:
         with database.read() as tx:
-            found = stats.newest(tx, job)
+            found = stats.newest(tx, job, rank=rank)
         last: dict[StoredSeries, tuple[int, list[float]]] = {}
         for (form, series, step), rest in sorted(self.rows.items(), key=lambda item: item[0]):
-            if form == "stats":
+            if form == "stats" and series.rank == rank:
                 last[series] = (step, rest)
         rows = [(row.series, (row.step, list(row.figures))) for row in found]
         assert repr(rows) == repr(sorted(last.items()))
@@ -164,7 +180,9 @@ def test_a_query_gives_what_was_added_however_it_was_folded(database: Database, 
             low = chance.randrange(max(1, step))
             model.check(database, job.id, from_step=low, to_step=low + 5, layer="conv1*")
         model.check(database, job.id)
+        model.check(database, job.id, rank=chance.choice([None, 0, 12, 3]))
         model.check_newest(database, job.id)
+        model.check_newest(database, job.id, rank=12)
     model.check(database, job.id, kind="param")
     with database.read() as tx:
         assert list(stats.query(tx, job.id, layer="no*")) == []
@@ -206,6 +224,34 @@ def test_a_fold_takes_the_blocks_and_goes_with_its_job(database: Database, tmp_p
         jobs.delete(tx, jobs.get(tx, job.id, None))
     purge_deleted(database, tmp_path)
     assert count(StatsChunk) == count(StatsSeries) == 0
+
+
+def test_series_from_before_are_of_all_processes_and_those_of_a_rank_are_new(
+    database: Database, tmp_path: Path
+):
+    """What was folded before the migration stays, and a downgrade removes what is of one rank."""
+    make_worker(database)
+    job = make_job(database)
+    claim = running(database, job)
+    row = ["fc", "output", *[1.0] * 9]
+    own = {"rank": 1, "rows": [["fc", "output", *[2.0] * 9]]}
+    record = {"step": 3, "phase": "train", "rows": [row]}
+    add(database, claim, [{**record, "ranks": [own]}])
+    assert fold(database, claim)
+    for expected in ([MERGED, 1], [MERGED]):
+        with database.read() as tx:
+            found = [series.rank for series, _ in stats.query(tx, job.id, rank=None)]
+        assert found == expected
+        with database.engine.connect() as connection:
+            command.downgrade(config(connection), "0027")
+            connection.commit()
+        migrate(database, lock_file=tmp_path / "migrate.lock")
+    add(database, claim, [{**record, "step": 4, "ranks": [own]}])
+    assert fold(database, claim)
+    with database.read() as tx:
+        found = {series.rank: data for series, data in stats.query(tx, job.id, rank=None)}
+    assert {rank: data.steps.tolist() for rank, data in found.items()} == {MERGED: [3, 4], 1: [4]}
+    assert found[1].values[0].tolist() == [2.0]
 
 
 def test_enough_blocks_or_bytes_make_a_fold_due(database: Database, monkeypatch: Any):

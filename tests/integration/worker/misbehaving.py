@@ -1,12 +1,14 @@
 """A fork server whose ranks misbehave as the labels of their jobs say; else it is the real one.
 
 Labels: ``misbehave`` names one of `WAYS`, ``at`` the step after which, or ``start``, ``evaluate``,
-``save`` or a failpoint; ``attempts``: only the first so many attempts do; ``rank``: only this
-process does. ``reached``: a file to make then.
+``save``, one of `PHASES` or a failpoint; ``hit``: the how manieth time (1), or ``each``;
+``attempts``: only the first so many attempts do; ``rank``: only this process does. ``reached``: a
+file to make then.
 """
 
 import ctypes
 import errno
+import functools
 import json
 import os
 import signal
@@ -65,6 +67,8 @@ WAYS: dict[str, Callable[[], Any]] = {
     "abort": os.abort,
     "exit": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "be-slow": lambda: time.sleep(0.05),
     "hold-the-gil": hold_the_gil,
     "be-unresponsive": be_unresponsive,
     "print": print_for_ever,
@@ -78,15 +82,25 @@ WAYS: dict[str, Callable[[], Any]] = {
 }
 
 
+PHASES = ("forward", "collective", "checkpoint", "evaluation", "end")
+"""Where all processes come: before the forward pass, before gradients are sent, before a checkpoint
+and an evaluation, and after training. Process 0 alone writes checkpoints. In a pipeline a process
+also comes to ``stage``: before each forward pass of a micro-batch."""
+
+
 class Misbehaviour:
     """What the labels of one job say."""
 
     def __init__(self, job_dir: Path) -> None:
         job = json.loads((job_dir / "job.json").read_text())
         labels = job.get("spec", {}).get("labels") or {}
+        parallel = job.get("spec", {}).get("parallel") or {}
+        self.is_pipeline = parallel.get("strategy") == "pipeline"
         self._way = labels.get("misbehave")
         self._at = labels.get("at", "start")
         self._reached = labels.get("reached")
+        self._hit = labels.get("hit", "1")
+        self._num_hits = 0
         if "rank" in labels and int(labels["rank"]) != (job.get("group") or {}).get("rank"):
             self._way = None
         if job.get("attempt", 1) > int(labels.get("attempts", 10**9)):
@@ -95,7 +109,12 @@ class Misbehaviour:
     def come_to(self, place: str) -> None:
         if self._way is None or place != self._at:
             return
-        way, self._way = self._way, None  # once a life
+        self._num_hits += 1
+        if self._hit not in ("each", str(self._num_hits)):
+            return
+        way = self._way
+        if self._hit != "each":
+            self._way = None  # once a life
         if self._reached is not None:
             Path(self._reached).touch()
         WAYS[way]()
@@ -111,6 +130,8 @@ misbehaviour: Misbehaviour | None = None
 
 if __name__ == "__main__":
     failpoints.failpoint = come_to  # before anybody takes it
+    from engine.distributed.data_parallel import Exchange
+    from engine.learner.learner import Learner
     from engine.process import fork_server, rank
     from engine.training.report import Reporter
 
@@ -125,14 +146,40 @@ if __name__ == "__main__":
 
         setattr(Reporter, name, act)
 
+    def before(owner: type, name: str, phase: str) -> None:
+        """Come to a phase whenever a method is called."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)  # torch checks the signature of what sums gradients
+        def act(*args: Any, **options: Any) -> Any:
+            come_to(phase)
+            return real(*args, **options)
+
+        setattr(owner, name, act)
+
+    def in_pipelines() -> None:
+        """Come to the phases of a pipeline, whose passes are others; the import takes a while."""
+        from engine.learner.pipelined import Pipelined
+        from engine.training.passes import Passes
+
+        before(Passes, "_through_stages", "forward")
+        before(Pipelined, "run_stage", "stage")
+        before(Pipelined, "_sum_gradients", "collective")
+
     def main(job_dir: Path, control_fd: int | None = None) -> int:
         global misbehaviour  # noqa: PLW0603
         misbehaviour = Misbehaviour(job_dir)
+        if misbehaviour.is_pipeline:
+            in_pipelines()
         misbehaviour.come_to("start")
         return real_main(job_dir, control_fd)
 
     after("step", lambda step, *_: str(step))
     after("evaluate", lambda *_: "evaluate")
     after("save", lambda *_: "save")
+    methods = ((Learner, "forward"), (Exchange, "sum"))
+    methods += ((Reporter, "keep"), (Reporter, "evaluate"), (Reporter, "finish"))
+    for (owner, name), phase in zip(methods, PHASES, strict=True):
+        before(owner, name, phase)
     real_main, rank.main = rank.main, main
     fork_server.main()

@@ -11,6 +11,7 @@ from models.jobs import commands, jobs, leases
 from models.jobs.leases import Claim
 from models.observations import probes
 from models.observations.probes import CheckedProbe
+from models.tables import Job
 from tests.integration.store.factories import LEASE_MS, make_job, make_worker, running
 from worker.attempt.control import CommandDelivery
 from worker.processes.rank import Rank
@@ -18,7 +19,8 @@ from worker.processes.rank import Rank
 CHECKED = CheckedProbe(
     {"layers": ["fc"], "kinds": ["output"], "every": 1, "want": ["stats"]}, ["fc"], 8
 )
-NOTHING: dict[str, Any] = {"probes": None, "commands": []}
+DEVICE = {"type": "cpu", "threads": 1}
+NOTHING: dict[str, Any] = {"probes": None, "commands": [], "device": DEVICE}
 
 
 class Told(Rank):
@@ -45,9 +47,14 @@ def claim(database: Database) -> Claim:
     return running(database, make_job(database))
 
 
+def job_of(database: Database, claim: Claim) -> Job:
+    with database.read() as tx:
+        return jobs.get(tx, claim.job, None)
+
+
 @pytest.fixture
 def control(database: Database, claim: Claim, tmp_path: Path) -> CommandDelivery:
-    control = CommandDelivery(database, claim.job, tmp_path)
+    control = CommandDelivery(database, job_of(database, claim), tmp_path)
     control.delivered(NOTHING)
     return control
 
@@ -102,6 +109,7 @@ def test_what_the_rank_was_started_with_is_not_sent(
         described = {
             "probes": probes.wanted(tx, claim.job),
             "commands": commands.to_carry_out(tx, claim.job, None),
+            "device": DEVICE,
         }
     control.delivered(described)
     beat(database, claim, control)
@@ -112,7 +120,7 @@ def test_what_the_rank_was_started_with_is_not_sent(
 def test_what_cannot_be_written_is_sent_later(
     database: Database, claim: Claim, rank: Told, tmp_path: Path
 ):
-    control = CommandDelivery(database, claim.job, tmp_path / "missing")
+    control = CommandDelivery(database, job_of(database, claim), tmp_path / "missing")
     attach(database, claim)
     ask(database, claim, do="checkpoint")
     beat(database, claim, control)

@@ -69,7 +69,7 @@ def store(forgetful: Forgetful, tmp_path: Path) -> Generator[AttemptStore]:
         attempt = Attempt(context, claim, jobs.whole(tx, job.id, None))
     log_path(attempt.directory, "stdout").parent.mkdir(parents=True)
     (tmp_path / "attempt").symlink_to(attempt.directory)
-    made = AttemptStore(attempt, CommandDelivery(forgetful, job.id, attempt.directory))
+    made = AttemptStore(attempt, CommandDelivery(forgetful, attempt.job, attempt.directory))
     yield made
     made.drain.close()
     notifier.close()

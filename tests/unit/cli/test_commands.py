@@ -646,6 +646,13 @@ def test_probe_attaches_lists_and_removes(run: Run):
         "lossless": True,
     }
     assert json.loads(sent[0]).items() >= fields.items()
+    for text, ranks in (("all", "all"), ("0,3", [0, 3]), ("merged", "merged")):
+        arguments = ("probe", "job_1", "--layers", "fc", "--ranks", text)
+        assert run(*arguments, routes=[routes[0], keeping])[0] == 0
+        assert json.loads(sent[-1])["ranks"] == ranks
+    code, _, err = run("probe", "job_1", "--layers", "fc", "--ranks", "0,x", routes=routes)
+    assert code == 2
+    assert "neither all nor a list of ranks" in " ".join(err.split())
     code, out, _ = run("probe", "job_1", "--list", routes=routes)
     assert code == 0
     assert "every 5, now every 40" in out

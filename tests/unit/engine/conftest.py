@@ -7,7 +7,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from tests.unit.engine.processes import fork_server_in
 from tests.unit.engine.runs import write_table
+from worker.processes.fork_server import ForkServerClient
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +20,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     columns = {"image": images, "label": labels[:397].astype(np.int64)}
     splits = {"train": slice(0, 300), "test": slice(300, None)}
     return write_table(tmp_path_factory.mktemp("digits"), columns, splits)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ForkServerClient]:
+    """One fork server for all tests of a module."""
+    with fork_server_in(tmp_path_factory.mktemp("server")) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,34 @@
 """Runs of a job with several processes, forked as a worker forks them."""
 
 import json
-from collections.abc import Generator
+import multiprocessing
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from engine.core.spool import read_frames
 from tests.unit.engine.runs import planned, write_job
-from worker.processes.fork_server import ForkServerClient, rank_directory
+from worker.processes.fork_server import COMMAND, ForkServerClient, rank_directory
 from worker.processes.rank import Rank
 
 LIMIT_S = 120.0
 
 
+def forking() -> ForkServerContext:
+    """Starts processes that have imported what a rank needs, which takes seconds of CPU time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["engine.process.rank", "torch._dynamo"])
+    return context
+
+
 @contextmanager
-def fork_server_in(directory: Path) -> Generator[ForkServerClient]:
+def fork_server_in(
+    directory: Path, command: Sequence[str] = COMMAND
+) -> Generator[ForkServerClient]:
     """A fork server that ends with its ranks."""
-    server = ForkServerClient(log_path=directory / "fork-server.log")
+    server = ForkServerClient(log_path=directory / "fork-server.log", command=command)
     server.start()
     try:
         assert server.wait_ready(60)
@@ -31,15 +42,26 @@ def start(
 ) -> list[Rank]:
     """Plan a job and start its processes."""
     meta = json.loads((table / "meta.json").read_text())
-    resolved = planned(job, meta)["spec"]
-    size = resolved["parallel"]["processes"]
+    return start_resolved(server, directory, planned(job, meta)["spec"], table, **more)
+
+
+def start_resolved(
+    server: ForkServerClient,
+    directory: Path,
+    resolved: dict[str, Any],
+    table: Path,
+    env: Mapping[str, str] | None = None,
+    **more: Any,
+) -> list[Rank]:
+    """Start the processes of a resolved spec. ``table``: of the dataset ``ds_1``."""
+    size = resolved["parallel"]["processes"] or 1
     ranks: list[Rank] = []
     for rank in range(size):
         own = rank_directory(directory, rank)
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         group = {"rank": rank, "size": size, "store": str(directory / "store")}
         write_job(own, resolved, table, group=group, **more)
-        ranks.append(server.fork(directory, {}, rank))
+        ranks.append(server.fork(directory, env or {}, rank))
     return ranks
 
 

@@ -1,17 +1,31 @@
 """Several processes train as one: the numbers of a job with one process and the same batches."""
 
 import copy
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from glasshouse.events import is_upkeep
-from tests.unit.engine.processes import finish, fork_server_in, run_processes, start
+from tests.unit.engine.parallel_jobs import (
+    ADAM,
+    ALL_KINDS,
+    NETWORKS,
+    SMOOTH,
+    VALIDATION,
+    VARIANTS,
+    assert_resumes,
+    assert_same_losses,
+    network,
+    of_tokens,
+    pair,
+    table_of,
+    token_table,
+    weights,
+)
+from tests.unit.engine.processes import finish, run_processes, start
 from tests.unit.engine.runs import (
     DIGITS_META,
     captured,
@@ -20,117 +34,10 @@ from tests.unit.engine.runs import (
     of_type,
     planned,
     run,
-    spec,
     write_table,
 )
-from worker.processes.fork_server import ForkServerClient
 
 pytestmark = pytest.mark.long
-
-SMOOTH = [
-    {"name": "conv1", "type": "Conv2d", "args": {"out_channels": 6, "kernel_size": 3}},
-    {"name": "gelu1", "type": "GELU"},
-    {"name": "pool1", "type": "AvgPool2d", "args": {"kernel_size": 2}},
-    {"name": "flat", "type": "Flatten"},
-    {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
-]
-VALIDATION = {"validation": {"dataset": "ds_1", "split": "test"}}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ForkServerClient]:
-    """One fork server for all tests."""
-    with fork_server_in(tmp_path_factory.mktemp("server")) as found:
-        yield found
-
-
-def network(*layers: dict[str, Any]) -> dict[str, Any]:
-    """A network of the given layers, or the smooth one."""
-    return {"layers": copy.deepcopy([*layers] or SMOOTH)}
-
-
-def pair(num: int, rows: int = 64, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A job of ``num`` processes and the same job of one, both with batches of ``rows`` rows."""
-    data = more.pop("data", {})
-    base = {"network": network(), "stop": {"steps": 100}, **more}
-    parallel = {"strategy": "data", "processes": num}
-    several = spec(**base, parallel=parallel, data={**data, "batch_size": rows // num})
-    return several, spec(**base, data={**data, "batch_size": rows})
-
-
-def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
-    """The saved weights."""
-    return load_file(directory / f"checkpoints/step-{step}/model.safetensors")
-
-
-def assert_same_losses(
-    mine: list[dict[str, Any]], theirs: list[dict[str, Any]], rel: float = 1e-5
-) -> None:
-    """Compare the losses of all steps and evaluations."""
-    assert len(losses(theirs)) > 1
-    assert losses(mine) == pytest.approx(losses(theirs), rel=rel)
-    for name in ("validation/loss", "validation/accuracy"):
-        found = [
-            [item["values"][name] for item in of_type(records, "metrics") if name in item["values"]]
-            for records in (mine, theirs)
-        ]
-        assert found[0] == pytest.approx(found[1], rel=rel)
-
-
-ADAM = {"type": "Adam", "args": {"lr": 0.005}}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "sgd": {},
-    "adam": {"optimizer": ADAM},
-    "clipping": {"grad_clip": {"type": "global_norm", "max": 0.5}},
-    "accumulation": {"accumulate": 3, "stop": {"steps": 40}},
-    "ema": {"average": {"type": "ema", "decay": 0.9}},
-    "schedule": {"scheduler": {"type": "StepLR", "args": {"step_size": 20, "gamma": 0.5}}},
-    "class weights": {
-        "loss": {
-            "type": "CrossEntropyLoss",
-            "inputs": ["fc", "label"],
-            "args": {"weight": [0.5, 2, 1, 1, 3, 1, 1, 1, 0.25, 1]},
-        }
-    },
-    "ignored targets": {
-        "loss": {
-            "type": "CrossEntropyLoss",
-            "inputs": ["fc", "label"],
-            "args": {"ignore_index": 3},
-        }
-    },
-    "streamed rows": {"data": {"shuffle": {"buffer_size": 128}}, "stop": {"steps": 20}},
-    "activation checkpointing": {
-        "activation_checkpointing": ["conv1", "pool1", "flat"],
-        "stop": {"steps": 20},
-    },
-    "augmentation": {
-        "data": {
-            "fields": {
-                "image": {
-                    "type": "dense",
-                    "augment": [{"type": "RandomCrop", "args": {"padding": 1}}],
-                },
-                "label": {"type": "integer", "dim": 10},
-            }
-        },
-        "stop": {"steps": 20},
-    },
-    "sum": {
-        "loss": {
-            "type": "CrossEntropyLoss",
-            "inputs": ["fc", "label"],
-            "args": {"reduction": "sum"},
-        },
-        "optimizer": {"type": "SGD", "args": {"lr": 0.001}},
-    },
-    "two losses": {
-        "loss": [
-            {"type": "CrossEntropyLoss", "inputs": ["fc", "label"], "name": "a"},
-            {"type": "MultiMarginLoss", "inputs": ["fc", "label"], "weight": 0.5, "name": "b"},
-        ]
-    },
-}
 
 
 @pytest.mark.parametrize(
@@ -146,48 +53,50 @@ def test_the_losses_are_those_of_one_process(num, variant, server, digits, tmp_p
     assert_same_losses(found, run(tmp_path / "b", alone, digits))
 
 
-EMBEDDING = {"type": "Embedding", "args": {"embedding_dim": 8, "num_embeddings": 50}}
-NETWORKS: dict[str, dict[str, Any]] = {
-    "sparse gradients": {
-        "layers": [
-            {"name": "emb", **EMBEDDING, "inputs": ["tok"]},
-            {"name": "pool", "type": "SequencePool", "args": {"mode": "average"}},
-            {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
-        ]
-    },
-    "transformer": {
-        "type": "preset",
-        "preset": "transformer_classifier",
-        "args": {"text": "tok", "dropout": 0.0, "num_classes": 10, "max_length": 12},
-    },
-}
-NETWORKS["sparse gradients"]["layers"][0]["args"] = {**EMBEDDING["args"], "sparse": True}
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_over_tokens_learn_as_in_one_process(name, server, tmp_path):
-    generator = np.random.default_rng(0)
-    columns = {
-        "tok": generator.integers(0, 50, (300, 12)),
-        "label": generator.integers(0, 10, 300),
-    }
-    table = write_table(tmp_path / "t", columns, {"train": slice(0, 300)})
-    fields = {"tok": {"type": "integer_sequence", "dim": 50}}
-    fields["label"] = {"type": "integer", "dim": 10}
-    several, alone = pair(
-        2,
-        network=NETWORKS[name],
-        optimizer={"type": "SGD", "args": {"lr": 0.1}},
-        data={"fields": fields},
-    )
+    table = token_table(tmp_path / "t")
+    several, alone = pair(2, **of_tokens(name))
     found = run_processes(server, tmp_path / "a", several, table)
     assert_same_losses(found, run(tmp_path / "b", alone, table))
 
 
-def test_each_process_normalizes_its_own_rows_and_process_0_evaluates(server, digits, tmp_path):
+@pytest.mark.parametrize(("rows", "strategy"), [(64, "data"), (148, "fsdp")])
+def test_synchronized_batch_normalization_is_that_of_one_process(
+    rows, strategy, server, digits, tmp_path
+):
+    """Also of a last batch of 2 rows for 4 processes, and of gradients through the statistics."""
+    norm = [{"name": "bn", "type": "SyncBatchNorm"}]
+    num, data = (2, VALIDATION) if rows == 64 else (4, {})
+    layers = [SMOOTH[0], *norm, *SMOOTH[1:]]
+    probes = [{"layers": ["bn", "conv1"], "kinds": ["output", "output_grad"], "every": 1}]
+    more = {"network": network(*layers), "stop": {"steps": 40}, "probes": probes, "data": data}
+    several, alone = pair(num, rows, strategy, **more)
+    if rows == 148:
+        train = {"dataset": "ds_1", "split": "train", "fraction": [0, 0.995]}  # 298 rows
+        several["data"]["train"] = alone["data"]["train"] = train
+    alone["network"] = copy.deepcopy(alone["network"])
+    alone["network"]["layers"][1]["type"] = "BatchNorm2d"
+    mine = run_processes(server, tmp_path / "a", several, digits)
+    theirs = run(tmp_path / "b", alone, digits)
+    assert_same_losses(mine, theirs, rel=1e-4)
+    found, expected = table_of(mine), table_of(theirs)
+    for key in [key for key in expected if key[0] < 4]:
+        assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
+    saved, expected_weights = weights(tmp_path / "a", 40), weights(tmp_path / "b", 40)
+    for name in ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked"):
+        torch.testing.assert_close(saved[name], expected_weights[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_each_process_normalizes_its_own_rows_and_process_0_evaluates(
+    strategy, server, digits, tmp_path
+):
     """Batch normalization: the first loss is that of two halves, each normalized by itself."""
     layers = [SMOOTH[0], {"name": "bn", "type": "BatchNorm2d"}, *SMOOTH[1:]]
-    several, alone = pair(2, network=network(*layers), data=VALIDATION, stop={"steps": 5})
+    several, alone = pair(
+        2, strategy=strategy, network=network(*layers), data=VALIDATION, stop={"steps": 5}
+    )
     found = run_processes(server, tmp_path / "a", several, digits)
     halves = run(tmp_path / "b", alone, digits, parts=2)
     assert losses(found)[0] == pytest.approx(losses(halves)[0], rel=1e-6)
@@ -221,15 +130,25 @@ def test_the_time_of_the_slowest_process_is_reported(server, digits, tmp_path):
         for item in of_type(records, "metrics")
         for name, value in item["values"].items()
     }
-    assert values["system/ranks/slowest"] in (0.0, 1.0)
-    for part in ("data", "forward"):
+    slowest = int(values["system/ranks/slowest"])
+    own = [
+        sum(values[f"system/ranks/{rank}/{part}_s"] for part in ("data", "compute"))
+        for rank in (0, 1)
+    ]
+    assert own[slowest] == max(own)
+    assert 0 < values["time/collective"] < values["time/step"]
+    for part in ("data", "compute", "collective", "step"):
         low, high = (values[f"system/ranks/{part}_{end}_s"] for end in ("min", "max"))
-        assert 0 < low <= high <= values["time/step"]
+        each = {values[f"system/ranks/{rank}/{part}_s"] for rank in (0, 1)}
+        assert each == {low, high}
+        assert 0 < low <= high
+        assert part == "step" or high < values["system/ranks/step_max_s"]
 
 
-def test_a_batch_with_fewer_rows_than_processes(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_a_batch_with_fewer_rows_than_processes(strategy, server, digits, tmp_path):
     """300 rows in batches of 149: the last one has 2 rows, and two of four processes none."""
-    several, alone = pair(4, rows=148, stop={"epochs": 3})
+    several, alone = pair(4, strategy=strategy, rows=148, stop={"epochs": 3})
     train = {"dataset": "ds_1", "split": "train", "fraction": [0, 0.995]}  # 298 rows
     for job in (several, alone):
         job["data"]["train"] = train
@@ -239,7 +158,8 @@ def test_a_batch_with_fewer_rows_than_processes(server, digits, tmp_path):
     assert_same_losses(found, expected)
 
 
-def test_parameters_that_no_gradient_reaches(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_parameters_that_no_gradient_reaches(strategy, server, digits, tmp_path):
     """A frozen layer, and one that only a metric reads: it keeps its weights."""
     layers = [
         *SMOOTH,
@@ -249,24 +169,17 @@ def test_parameters_that_no_gradient_reaches(server, digits, tmp_path):
     metrics = [{"type": "accuracy", "inputs": ["other", "label"]}]
     decay = {"type": "AdamW", "args": {"lr": 0.01, "weight_decay": 0.1}}
     several, alone = pair(
-        2, network=network(*layers), metrics=metrics, optimizer=decay, stop={"steps": 8}
+        2,
+        strategy=strategy,
+        network=network(*layers),
+        metrics=metrics,
+        optimizer=decay,
+        stop={"steps": 8},
     )
     found = run_processes(server, tmp_path / "a", several, digits)
     assert_same_losses(found, run(tmp_path / "b", alone, digits))
     mine, theirs = weights(tmp_path / "a", 8), weights(tmp_path / "b", 8)
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs if "fc" not in name)
-
-
-ALL_KINDS = ["param", "input", "output", "output_grad", "param_grad", "update", "optim_state"]
-
-
-def table_of(records: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[float]]:
-    """The statistics by step, phase, layer and kind."""
-    return {
-        (item["step"], item["phase"], *row[:2]): [float(value) for value in row[2:]]
-        for item in of_type(records, "stats")
-        for row in item["rows"]
-    }
 
 
 @pytest.mark.parametrize("rows", [64, 149])
@@ -296,13 +209,16 @@ def test_what_probes_see_is_what_they_see_of_one_process(rows, server, digits, t
         torch.testing.assert_close(whole[key], tensor, rtol=2e-4, atol=2e-6, msg=str(key))
 
 
-def test_the_loss_and_the_losses_of_the_rows_are_those_of_one_process(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_the_loss_and_the_losses_of_the_rows_are_those_of_one_process(
+    strategy, server, digits, tmp_path
+):
     """A probe of the parameters alone exchanges nothing, and does not wait."""
     probes = [
         {"layers": ["loss", "loss.*"], "kinds": ["output"], "want": ["stats", "full"], "every": 1},
         {"layers": ["fc"], "kinds": ["param"], "every": 2},
     ]
-    several, alone = pair(2, probes=probes, stop={"steps": 3})
+    several, alone = pair(2, strategy=strategy, probes=probes, stop={"steps": 3})
     mine = run_processes(server, tmp_path / "a", several, digits)
     theirs = run(tmp_path / "b", alone, digits)
     found, expected = captured(mine, tmp_path / "a"), captured(theirs, tmp_path / "b")
@@ -313,7 +229,8 @@ def test_the_loss_and_the_losses_of_the_rows_are_those_of_one_process(server, di
     assert table_of(mine).keys() == table_of(theirs).keys()
 
 
-def test_histograms_are_those_of_one_process(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_histograms_are_those_of_one_process(strategy, server, digits, tmp_path):
     """The first step has the same weights, so values near a bin's edge agree as well."""
     probes = [
         {
@@ -323,7 +240,7 @@ def test_histograms_are_those_of_one_process(server, digits, tmp_path):
             "every": 1,
         }
     ]
-    several, alone = pair(2, probes=probes, stop={"steps": 2})
+    several, alone = pair(2, strategy=strategy, probes=probes, stop={"steps": 2})
     mine = of_type(run_processes(server, tmp_path / "a", several, digits), "stats")[0]
     theirs = of_type(run(tmp_path / "b", alone, digits), "stats")[0]
     [found] = [item for item in mine["histograms"] if item[1] == "output"]
@@ -348,7 +265,8 @@ def series(records: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
     }
 
 
-def test_metrics_of_evaluations_and_of_steps_are_exact(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_metrics_of_evaluations_and_of_steps_are_exact(strategy, server, digits, tmp_path):
     """97 validation rows in batches of 64: the processes have different numbers of them."""
     metrics = [
         {"type": "accuracy", "inputs": ["fc", "label"]},
@@ -359,14 +277,17 @@ def test_metrics_of_evaluations_and_of_steps_are_exact(server, digits, tmp_path)
         {"type": "correct_fraction", "inputs": ["fc", "label"], "every": 2},
         {"type": "l2_ratio", "inputs": ["fc.weight/update", "fc.weight/param"], "every": 1},
     ]
-    several, alone = pair(2, data=VALIDATION, metrics=metrics, stop={"steps": 12})
+    several, alone = pair(
+        2, strategy=strategy, data=VALIDATION, metrics=metrics, stop={"steps": 12}
+    )
     found = series(run_processes(server, tmp_path / "a", several, digits))
     expected = series(run(tmp_path / "b", alone, digits))
     assert len({name for _, name in expected}) == 12
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_bad_row_of_another_process_is_found(server, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_a_bad_row_of_another_process_is_found(strategy, server, tmp_path):
     """Row 21 of 32 is in the second process's share; process 0 reports it."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(32, 6)).astype(np.float32)
@@ -376,7 +297,7 @@ def test_a_bad_row_of_another_process_is_found(server, tmp_path):
     fields = {"x": {"type": "dense", "fill": "NaN"}, "label": {"type": "integer", "dim": 4}}
     data = {"fields": fields, "shuffle": {"enabled": False}}
     layers = network({"name": "fc", "type": "Linear", "args": {"out_features": 4}})
-    several, _ = pair(2, rows=32, network=layers, data=data, stop={"steps": 3})
+    several, _ = pair(2, strategy=strategy, rows=32, network=layers, data=data, stop={"steps": 3})
     several["guards"] = {"nonfinite": {"action": "fail"}}
     records = finish(start(server, tmp_path / "a", several, bad), tmp_path / "a")
     [finding] = of_type(records[0], "finding")
@@ -385,9 +306,12 @@ def test_a_bad_row_of_another_process_is_found(server, tmp_path):
     assert [item[-1]["error"]["code"] for item in records] == ["non_finite"] * 2
 
 
-def test_a_skipped_step_is_skipped_by_all(server, digits, tmp_path):
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_a_skipped_step_is_skipped_by_all(strategy, server, digits, tmp_path):
     """A loss that overflows in one process only makes no process update."""
-    several, alone = pair(2, stop={"steps": 6}, optimizer={"type": "SGD", "args": {"lr": 1e30}})
+    several, alone = pair(
+        2, strategy=strategy, stop={"steps": 6}, optimizer={"type": "SGD", "args": {"lr": 1e30}}
+    )
     for job in (several, alone):
         job["guards"] = {"nonfinite": {"action": "skip_step", "max_skipped": 100}}
     found = run_processes(server, tmp_path / "a", several, digits)
@@ -413,32 +337,29 @@ def test_a_job_resumes_with_another_number_of_processes(first, second, server, d
     more = {"network": network(*layers), "optimizer": ADAM, "stop": {"steps": 20}}
     more["checkpoint"] = {"every_steps": 7}  # within an epoch of 5 steps
 
-    def at(directory: Path, num: int, **more_of_run: Any) -> list[dict[str, Any]]:
+    def at(directory: Path, is_second: bool, **more_of_run: Any) -> list[dict[str, Any]]:
+        num = second if is_second else first
         several, alone = pair(num, **copy.deepcopy(more))
         if num == 1:
             return run(directory, alone, digits, **more_of_run)
         return run_processes(server, directory, several, digits, **more_of_run)
 
-    whole = at(tmp_path / "whole", first)
-    resume = {"dir": str(tmp_path / "whole/checkpoints/step-7"), "step": 7}
-    rest = at(tmp_path / "rest", second, resume=resume)
-    mine, theirs = weights(tmp_path / "rest", 20), weights(tmp_path / "whole", 20)
-    if first == second:
-        assert losses(rest) == losses(whole)[7:]
-        assert all(torch.equal(mine[name], item) for name, item in theirs.items())
-    else:
-        assert losses(rest) == pytest.approx(losses(whole)[7:], rel=1e-5)
+    assert_resumes(at, tmp_path, is_alike=first == second)
 
 
 def test_the_plan_says_what_processes_share():
     flat, last = {"name": "flat", "type": "Flatten"}, SMOOTH[-1]
     several, alone = pair(4, network=network(flat, last))
     assert planned(alone)["parallel"] is None
-    assert planned(several)["parallel"] == {
+    shown = planned(several)["parallel"]
+    shown.pop("strategies")
+    assert shown == {
         "strategy": "data",
         "processes": 4,
+        "axes": {"data": 4},
         "global_batch_size": 64,
         "exchanged_bytes": 2 * 3 * 4 * (64 * 10 + 10) // 4,  # a ring of four, float32
+        "divided": [],
     }
     memory = [planned(job)["memory"]["activations_bytes"] for job in (several, alone)]
     assert memory[0] < memory[1] / 2
@@ -488,3 +409,27 @@ def test_each_row_of_an_evaluation_counts_once(server, digits, tmp_path):
     several, alone = pair(4, data=data, metrics=metrics, stop={"steps": 5})
     found = run_processes(server, tmp_path / "a", several, digits)
     assert_same_losses(found, run(tmp_path / "b", alone, digits))
+
+
+def test_the_plan_advises_on_the_learning_rate_of_larger_steps():
+    """Steps of 512 rows continue a job of 64: lr 0.1 becomes 0.8 for SGD, 0.283 for Adam."""
+    before = planned(pair(1)[1])["spec"]
+    several, _ = pair(4, rows=256, accumulate=2)
+    several["init"] = {"checkpoint": "ckpt_1", "load": "all"}
+    [warning] = [
+        item
+        for item in planned(several, network=before)["warnings"]
+        if item["pointer"] == "/optimizer/args/lr"
+    ]
+    assert "a step has 512 rows, the checkpoint's job had 64" in warning["detail"]
+    assert "0.8 for SGD (linear) and 0.283 for Adam" in warning["detail"]
+    several["optimizer"] = {"type": "SGD", "args": {"lr": 0.8}}
+    assert planned(several, network=before)["warnings"] == []
+
+
+def test_one_number_cannot_be_sharded():
+    layers = [{"name": "p", "type": "Parameter", "args": {"shape": []}}, *SMOOTH[3:]]
+    several, _ = pair(2, strategy="fsdp", network=network(*layers))
+    several["network"]["layers"][1]["inputs"] = ["image"]
+    found = errors(several)["/parallel/strategy"]
+    assert "'p.weight' is one number, which fsdp cannot shard" in found

@@ -16,22 +16,26 @@ def test_every_row_is_in_one_micro_batch_of_one_process(num_rows, num_ranks, par
     run = slice(start, start + num_rows)
     taken: list[int] = []
     shares: list[int] = []
+    counts: set[int] = set()
     for rank in range(num_ranks):
         division = Division(parts, num_ranks, rank)
         sizes, slices = division.sizes(num_rows), [*division.own(run)]
         assert len(sizes) == len(slices)
-        if sizes == [0]:
-            assert slices == [slice(start, start + 1)]  # another's row, which does not count
-            shares.append(0)
-            continue
-        assert [one.stop - one.start for one in slices] == sizes
+        counts.add(len(sizes))
+        assert [one.stop - one.start for one in slices] == [max(1, size) for size in sizes]
         assert max(sizes) - min(sizes) <= 1
         assert len(sizes) <= parts
-        taken += [row for one in slices for row in range(one.start, one.stop)]
+        assert sizes[-1] or not any(sizes)  # probes watch the last one
+        for size, one in zip(sizes, slices, strict=True):
+            if size:
+                taken += range(one.start, one.stop)
+            else:
+                assert one == slice(start, start + 1)  # another's row, which does not count
         shares.append(sum(sizes))
     assert taken == [*range(run.start, run.stop)]  # in the order of the batch
     assert max(shares) - min(shares) <= 1
     assert shares[0] > 0
+    assert len(counts) == 1  # as many passes in each process
 
 
 def test_one_process_with_one_micro_batch_has_the_whole_batch():

@@ -36,7 +36,7 @@ class Client:
         theirs.close()
         self.lines = self.socket.makefile("rb")
         self.lifelines: list[int] = []
-        assert self.read() == {"ready": True}
+        assert self.read()["ready"]
 
     def read(self) -> dict:
         said = json.loads(self.lines.readline())
@@ -51,6 +51,7 @@ class Client:
             "do": "fork",
             "job_dir": str(job_dir),
             "env": env,
+            "stacks": str(job_dir / "stacks.txt"),
             "stdout": str(job_dir / "stdout"),
             "stderr": str(job_dir / "stderr"),
         }

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -274,6 +275,53 @@ def test_a_step_is_read_only_when_the_device_has_passed_it():
     ]
     clock.passed = math.inf
     assert [item.step for item in meter.take()] == [2]
+
+
+class TwoQueues(Ticks):
+    """A device whose queue another one is behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.there = 0.0
+        self.passed_there = math.inf
+
+    def moment_on(self, device):
+        assert device == OTHER
+        return (self.there,)
+
+    def has_passed(self, moment):
+        if isinstance(moment, tuple):
+            return moment[0] <= self.passed_there
+        return super().has_passed(moment)
+
+    def seconds(self, start, end):
+        if isinstance(start, tuple):
+            assert self.has_passed(end)
+            return end[0] - start[0]
+        return super().seconds(start, end)
+
+
+OTHER = torch.device("meta", 1)
+
+
+def test_what_another_device_computes_is_measured_in_its_own_queue():
+    clock, one, two = TwoQueues(), watch(0), watch(1)
+    meter = Meter(clock)
+    meter.begin(7)
+    meter.watch([one, two])
+    started = meter.start(OTHER)
+    clock.there += 3.0
+    meter.stop(started, [one], OTHER)
+    started = meter.start()
+    clock.now += 1.0
+    meter.stop(started, [two])
+    clock.now += 10.0
+    meter.end()
+    clock.passed_there = 2.0
+    assert list(meter.take()) == [], "the other device is not so far"
+    clock.passed_there = math.inf
+    (found,) = meter.take()
+    assert (found.costs[one], found.costs[two], found.own_s) == (3.0, 1.0, 7.0)
 
 
 def test_unwatched_steps_are_not_measured():

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checkpoint import checkpoint
+from engine.checkpoint import checkpoint, saving
+from engine.core import safetensors_writer
 from engine.core.spool import read_frames
 from engine.data.batches.rows import shuffled
+from engine.process import rank
+from glasshouse.failpoints import chosen
+from tests.unit.engine.processes import forking
 from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job, write_table
 from tests.unit.engine.test_fork_server import Client
 from tests.waiting import until
@@ -167,6 +169,14 @@ def test_each_row_is_used_once_in_an_epoch_however_often_the_rank_is_killed(fork
     assert rows[:num] == shuffled(num, 3, 0).tolist()
 
 
+def _train_with(rule: str, directory: Path) -> None:
+    """Train with a rule of ``FAILPOINTS``, which a process reads when it imports these modules."""
+    follow = chosen({"FAILPOINTS": rule})
+    for module in (checkpoint, safetensors_writer, saving):
+        module.failpoint = follow
+    rank.main(directory)
+
+
 POINTS = {"write": 2, "sync": 7, "written": 2, "rename": 2, "renamed": 2, "durable": 2}
 """What is come by once in a save, but ``sync`` with each of its five files."""
 
@@ -179,11 +189,11 @@ def test_a_rank_killed_at_a_point_of_the_second_save_loses_that_one_at_most(
     job = spec(checkpoint={"every_steps": 3})
     expected = losses(run(tmp_path / "plain", job, digits))
     directory = write_job(tmp_path / "killed", planned(job)["spec"], digits)
-    rule = {"FAILPOINTS": f"checkpoint.{point}=kill@{POINTS[point]}", "PYTHONPATH": os.getcwd()}
-    code = "import sys; from engine.process.rank import main; from pathlib import Path; "
-    command = [sys.executable, "-c", code + "main(Path(sys.argv[1]))", str(directory)]
-    done = subprocess.run(command, env=os.environ | rule, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL
+    rule = f"checkpoint.{point}=kill@{POINTS[point]}"
+    process = forking().Process(target=_train_with, args=(rule, directory))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert read_frames(directory / "spool", 0)[0][-1]["type"] != "end"
     checkpoint.clear_leftovers(directory / "checkpoints")
     there = {path.name for path in (directory / "checkpoints").iterdir()}

@@ -7,7 +7,6 @@ The control, without one part of the state, is in ``test_resuming.py``.
 
 import itertools
 import json
-import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from engine.process import rank
 from engine.process.rank import Assignment
 from engine.training.report import Outputs
 from glasshouse.failpoints import chosen
+from tests.unit.engine.processes import forking
 from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job
 
 DROPOUT = {"name": "drop", "type": "Dropout", "args": {"p": 0.25}}
@@ -137,6 +137,7 @@ class PauseAfter:
     """A control that asks for a pause once so many steps were reported."""
 
     wanted = None
+    threads = None
     ends_as = "paused"
 
     def __init__(self, num_steps: int) -> None:
@@ -160,9 +161,7 @@ def paused(directory: Path, step: int) -> list[dict[str, Any]]:
 
 def killed(directory: Path) -> list[dict[str, Any]]:
     """Run a job in a process that is killed as soon as its first checkpoint is durable."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engine.process.rank"])
-    process = context.Process(target=_die_at_the_first_checkpoint, args=(directory,))
+    process = forking().Process(target=_die_at_the_first_checkpoint, args=(directory,))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL

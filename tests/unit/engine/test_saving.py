@@ -344,7 +344,8 @@ directory, from_step, to_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.arg
 spool = SpoolWriter(directory / "spool")
 
 class Control:
-    cancel_requested, ends_as, wanted, orders = False, "cancelled", None, ()
+    cancel_requested, ends_as, orders = False, "cancelled", ()
+    wanted = threads = None
 
 first_is_there = threading.Event()
 

@@ -232,6 +232,14 @@ def test_a_length_that_is_omitted_is_that_of_the_training(digits):
             "/scheduler/args",
             "SequentialLR refuses",
         ),
+        (  # the training takes 10 steps
+            {
+                "type": "SequentialLR",
+                "args": {"schedulers": [WARM, {"type": "CosineAnnealingLR"}], "milestones": [10]},
+            },
+            "/scheduler/args/schedulers/1/args/T_max",
+            "lower the milestones",
+        ),
     ],
 )
 def test_an_invalid_scheduler_is_refused_with_its_place(scheduler, pointer, words):

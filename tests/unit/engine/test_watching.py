@@ -338,6 +338,7 @@ class Asking:
     """A control that asks for other lists of probes once so many steps have ended."""
 
     cancel_requested = False
+    threads = None
     orders = ()
 
     def __init__(self, *lists: tuple[int, RequestedProbes]) -> None:
@@ -446,6 +447,7 @@ class Counting:
     """A control that counts, from one step boundary to the next, what the interpreter calls."""
 
     wanted = None
+    threads = None
     ends_as = "cancelled"
     orders = ()
 

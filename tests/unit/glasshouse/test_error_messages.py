@@ -26,7 +26,7 @@ PYDANTIC = re.compile(
 
 def models() -> list[type[BaseModel]]:
     """Every model that a job's spec is made of, found from the outermost ones."""
-    found: list[type[BaseModel]] = [spec.TrainJob, spec.InferJob]
+    found: list[type[BaseModel]] = [*spec.KINDS]
     for model in found:  # grows while it is gone through
         for field in model.model_fields.values():
             found += [one for one in _within(field.annotation) if one not in found]

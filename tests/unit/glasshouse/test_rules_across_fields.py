@@ -20,6 +20,7 @@ from tests.unit.glasshouse.test_error_messages import TRAIN
 SPEC = Path(spec.__file__).parent
 BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)
 INFER: dict[str, Any] = {"kind": "infer", "checkpoint": "ckpt_1", "data": {"dataset": "ds"}}
+DIAGNOSE: dict[str, Any] = {"kind": "diagnose", "parallel": {"processes": 2}}
 UPLOAD: dict[str, Any] = {
     "kind": "upload",
     "network": {"layers": [{"name": "x", "type": "Linear"}]},
@@ -30,6 +31,12 @@ ACCURACY = {"type": "accuracy", "inputs": ["fc", "label"]}
 PLATEAU = {"type": "ReduceLROnPlateau", "metric": "validation/loss"}
 EVALUATED = {"evaluate": {"every_steps": 1}}
 TWO = {"processes": 2}
+PARTS = {"strategy": "fsdp", "processes": 2}
+SPARSE_LAYER = {
+    "name": "emb",
+    "type": "Embedding",
+    "args": {"num_embeddings": 5, "embedding_dim": 2, "sparse": True},
+}
 UNSIZED = {
     **TRAIN,
     "data": {name: value for name, value in TRAIN["data"].items() if name != "batch_size"},
@@ -64,6 +71,34 @@ def data(**more: Any) -> dict[str, Any]:
 
 def field(name: str, **more: Any) -> dict[str, Any]:
     return {"data": {"fields": {name: more}}}
+
+
+def on_devices(first: int, second: int, **changes: Any) -> dict[str, Any]:
+    """Two layers on two devices; ``changes``: of the job, or else of the second layer."""
+    of_job = {name: changes.pop(name) for name in ("parallel", "devices") if name in changes}
+    layers = [
+        {"name": "l0", "type": "Linear", "device": first},
+        {"name": "l1", "type": "Linear", "device": second, **changes},
+    ]
+    two = {"type": "cuda", "count": 2}
+    job = {"parallel": {"strategy": "placed"}, "devices": two, **of_job}
+    return {"network": {"layers": layers}, **job}
+
+
+def staged(*stages: int | None, batch: int = 8, **parallel: Any) -> dict[str, Any]:
+    """A chain of layers in these stages of a pipeline of two processes; ``parallel``: the rest."""
+    chain = [
+        {"name": f"l{number}", "type": "Linear"} | ({} if stage is None else {"stage": stage})
+        for number, stage in enumerate(stages)
+    ]
+    both = {"strategy": "pipeline", "processes": 2, **parallel}
+    return {"network": {"layers": chain}, "parallel": both, **data(batch_size=batch)}
+
+
+def changed(body: dict[str, Any], number: int, **more: Any) -> dict[str, Any]:
+    """The body with more in one of its layers."""
+    body["network"]["layers"][number] |= more
+    return body
 
 
 def augment(kind: str, **args: Any) -> dict[str, Any]:
@@ -205,6 +240,29 @@ CASES: dict[str, Broken] = {
         "/data/batch_size",
         ("8", "64", "remove one"),
     ),
+    "sizes and strategy": Broken(
+        {"parallel": {"strategy": "data", "data": 2, "fsdp": 2}},
+        "/parallel/strategy",
+        ("data 2 and fsdp 2", "remove strategy"),
+    ),
+    "sizes and processes": Broken(
+        {"parallel": {"data": 2, "fsdp": 2, "processes": 3}},
+        "/parallel/processes",
+        ("data 2 and fsdp 2 make 4", "processes is 3", "remove processes"),
+    ),
+    "shards of float16": Broken(
+        {"parallel": PARTS, "precision": "float16"}, "/precision", ("float16", "set bfloat16")
+    ),
+    "shards and a sparse optimizer": Broken(
+        {"parallel": PARTS, "optimizer": {"type": "SGD", "sparse": {"type": "SparseAdam"}}},
+        "/optimizer/sparse",
+        ("fsdp", "remove sparse"),
+    ),
+    "shards and sparse gradients": Broken(
+        {"parallel": PARTS, "network": {"layers": [SPARSE_LAYER]}},
+        "/network/layers/0/args/sparse",
+        ("'emb'", "remove sparse"),
+    ),
     "tune with processes": Broken(
         {"parallel": TWO, "tune": True}, "/tune", ("one process", "asks for 2", "remove tune")
     ),
@@ -220,6 +278,176 @@ CASES: dict[str, Broken] = {
         },
         "/network/layers/0/stateful",
         ("'fc'", "one process", "remove stateful"),
+    ),
+    # layers on several devices
+    "a device without the strategy": Broken(
+        {"network": {"layers": [{"name": "fc", "type": "Linear", "device": 0}]}},
+        "/network/layers/0/device",
+        ("'fc'", "it is none", "remove device", "set the strategy to placed"),
+    ),
+    "a device that the job does not have": Broken(
+        on_devices(0, 2, devices={"type": "cuda", "ids": [4, 5]}),
+        "/network/layers/1/device",
+        ("device 2", "'l1'", "the job's 2 devices", "below 2"),
+    ),
+    "layers on CPU cores": Broken(
+        on_devices(0, 1, devices={"type": "cpu"}),
+        "/devices/type",
+        ("'cpu'", '"count": 2', "one device for torch"),
+    ),
+    "layers on any devices": Broken(
+        on_devices(0, 1, devices={"type": "auto"}), "/devices/type", ("'auto'", '"count": 2')
+    ),
+    "layers on an unknown number of devices": Broken(
+        on_devices(0, 2, devices={"type": "cuda"}), "/devices/count", ("set count to 3",)
+    ),
+    "layers of several processes": Broken(
+        on_devices(0, 1, parallel={"strategy": "placed", "processes": 2}),
+        "/parallel/processes",
+        ("placed", "2", "remove processes"),
+    ),
+    "layers and sizes": Broken(
+        on_devices(0, 1, parallel={"strategy": "placed", "data": 2}),
+        "/parallel/strategy",
+        ("placed", "data 2", "remove strategy"),
+    ),
+    "shared parameters on two devices": Broken(
+        on_devices(0, 1, shared_with="l0"),
+        "/network/layers/1/device",
+        ("'l1'", "'l0'", "device 0", "set it to 0"),
+    ),
+    "a change of another device's output": Broken(
+        on_devices(0, 1, type="ReLU", args={"inplace": True}),
+        "/network/layers/1/args/inplace",
+        ("'l1'", "'l0'", "device 0", "remove inplace"),
+    ),
+    # pipelines
+    "a stage without a pipeline": Broken(
+        {"network": {"layers": [FC | {"stage": 0}]}},
+        "/network/layers/0/stage",
+        ("stage 0", "'fc'", "strategy is none", "remove stage", "pipeline"),
+    ),
+    "a stage of one process": Broken(
+        staged(0, 0, processes=1),
+        "/network/layers/0/stage",
+        ("stage 0", "'l0'", "processes is 1", "at least 2 processes"),
+    ),
+    "a schedule without a pipeline": Broken(
+        {"parallel": {"processes": 2, "schedule": "gpipe"}},
+        "/parallel/schedule",
+        ("schedule (gpipe)", "strategy is data", "remove schedule"),
+    ),
+    "micro-batches without a pipeline": Broken(
+        {"parallel": {"strategy": "fsdp", "processes": 2, "micro_batches": 4}},
+        "/parallel/micro_batches",
+        ("micro_batches (4)", "strategy is fsdp", "remove micro_batches"),
+    ),
+    "micro-batches of a strategy that is not chosen": Broken(
+        {"parallel": {"strategy": "auto", "processes": 2, "micro_batches": 4}},
+        "/parallel/micro_batches",
+        ("strategy is auto",),
+    ),
+    "a schedule of a diagnosis": Broken(
+        {"parallel": {"strategy": "pipeline", "schedule": "gpipe"}},
+        "/parallel/schedule",
+        ("schedule (gpipe)", "diagnose", "remove schedule"),
+        DIAGNOSE,
+    ),
+    "tensor and pipeline": Broken(
+        staged(None, None, strategy="pipeline", processes=None, tensor=2, pipeline=2),
+        "/parallel/tensor",
+        ("tensor cannot be combined with pipeline yet", "tensor is 2", "with data"),
+    ),
+    "fsdp and pipeline": Broken(
+        staged(None, None, strategy="pipeline", processes=None, fsdp=2, pipeline=2),
+        "/parallel/fsdp",
+        ("fsdp cannot be combined with pipeline yet", "fsdp is 2", "with data"),
+    ),
+    "batch normalization over all processes of a pipeline": Broken(
+        changed(staged(None, None), 0, type="SyncBatchNorm"),
+        "/network/layers/0/type",
+        ("SyncBatchNorm", "pipeline", "BatchNorm"),
+    ),
+    "a flight recorder of a pipeline": Broken(
+        staged(None, None) | probe(on="nonfinite"),
+        "/probes/0/on",
+        ("on (nonfinite)", "set every or at"),
+    ),
+    "micro-batches of unequal size": Broken(
+        staged(None, None, micro_batches=3),
+        "/parallel/micro_batches",
+        ("micro_batches is 3", "8 rows", "a divisor of 8", "multiple of 3"),
+    ),
+    "too few micro-batches": Broken(
+        staged(None, None, micro_batches=1),
+        "/parallel/micro_batches",
+        ("2 processes", "at least 2", "schedule 1f1b", "gpipe"),
+    ),
+    "too few interleaved micro-batches": Broken(
+        staged(None, None, micro_batches=1, schedule="interleaved"),
+        "/parallel/micro_batches",
+        ("at least 2", "schedule interleaved"),
+    ),
+    "a batch that makes too few micro-batches": Broken(
+        staged(None, None, batch=13),
+        "/data/batch_size",
+        ("2 processes", "13 rows", "divided into 1", "a multiple of 2", "gpipe"),
+    ),
+    "rounds of unequal size": Broken(
+        staged(None, None, batch=35, micro_batches=7, schedule="interleaved"),
+        "/parallel/micro_batches",
+        ("7 micro-batches", "3 rounds", "a multiple of 2"),
+    ),
+    "a stage that is not there": Broken(
+        staged(0, 1, 2),
+        "/network/layers/2/stage",
+        ("stage 2", "'l2'", "2 stages", "below 2", "interleaved"),
+    ),
+    "interleaved stages that processes cannot share": Broken(
+        staged(0, 1, 2, 3, 4, schedule="interleaved"),
+        "/network/layers/4/stage",
+        ("stage 4", "'l4'", "5 stages", "2 processes", "at least 4"),
+    ),
+    "an interleaved stage for each process": Broken(
+        staged(0, 1, schedule="interleaved"),
+        "/network/layers/1/stage",
+        ("2 stages", "at least 4", "1f1b"),
+    ),
+    "a stage without a layer": Broken(
+        staged(1, 1), "/network/layers", ("stage 0 has no layer", "2 stages", "fewer processes")
+    ),
+    "a layer before what it reads": Broken(
+        staged(1, 0),
+        "/network/layers/1/stage",
+        ("'l1' in stage 0", "'l0' in stage 1", "at least 1"),
+    ),
+    "a layer before its lengths": Broken(
+        changed(staged(0, 1, 0, None), 2, inputs=["l0"], lengths="l1"),
+        "/network/layers/2/stage",
+        ("'l2' in stage 0", "'l1' in stage 1"),
+    ),
+    "a diagnosis of one process": Broken(
+        {"parallel": {"strategy": "placed", "processes": None}},
+        "/parallel/strategy",
+        ("placed", "one process", "set data"),
+        DIAGNOSE,
+    ),
+    # a diagnosis
+    "no message": Broken({"sizes_bytes": [4, 0]}, "/sizes_bytes/1", ("0", "4 to"), DIAGNOSE),
+    "a message of half a value": Broken(
+        {"sizes_bytes": [1022]}, "/sizes_bytes/0", ("1022", "multiple of 4", "1020"), DIAGNOSE
+    ),
+    "a size twice": Broken(
+        {"sizes_bytes": [8, 4, 8]},
+        "/sizes_bytes/2",
+        ("8", "twice", "list each size once"),
+        DIAGNOSE,
+    ),
+    "processes to diagnose without a number": Broken(
+        {"parallel": {"processes": None}},
+        "/parallel/processes",
+        ("set parallel.processes",),
+        DIAGNOSE,
     ),
     # an inference
     "neither checkpoint nor job": Broken(
@@ -488,6 +716,27 @@ CASES: dict[str, Broken] = {
         "/probes/0/max_overhead",
         ("max_overhead (0.5)", "lossless", "remove one"),
     ),
+    "no rank at all": Broken(
+        probe(every=1, ranks=[]), "/probes/0/ranks", ("empty", 'set ranks to "merged" or "all"')
+    ),
+    "a rank twice": Broken(
+        probe(every=1, ranks=[2, 2]), "/probes/0/ranks/1", ("rank 2", "remove one of them")
+    ),
+    "ranks of a recorder": Broken(
+        probe(on="nonfinite", ranks="all"),
+        "/probes/0/ranks",
+        ("'all'", "remove ranks, or set every"),
+    ),
+    "ranks of one process": Broken(
+        probe(every=1, ranks=[0]),
+        "/probes/0/ranks",
+        ("[0]", "one process", "remove ranks, or set parallel.processes"),
+    ),
+    "a rank that the job does not have": Broken(
+        {**probe(every=1, ranks=[1, 2]), "parallel": TWO},
+        "/probes/0/ranks/1",
+        ("no rank 2", "2 processes", "ranks 0 to 1"),
+    ),
     "slice": Broken(probe(every=1, slice="0:1"), "/probes/0/slice", ("slice", "add full to want")),
     "max_bytes": Broken(
         probe(every=1, max_bytes=9), "/probes/0/max_bytes", ("max_bytes (9)", "remove max_bytes")
@@ -508,9 +757,8 @@ def broken(case: Broken) -> tuple[dict[str, Any], ValidationError]:
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_a_broken_rule_names_field_value_and_fix(case: Broken):
     body = merged(case.body, case.change)
-    model = {"train": spec.TrainJob, "infer": spec.InferJob, "upload": UploadedNetwork}[
-        body["kind"]
-    ]
+    models = {"train": spec.TrainJob, "infer": spec.InferJob, "diagnose": spec.DiagnoseJob}
+    model = {**models, "upload": UploadedNetwork}[body["kind"]]
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(body))
     (problem,) = problems_in(caught.value.errors(include_url=False), body, model)
@@ -519,7 +767,7 @@ def test_a_broken_rule_names_field_value_and_fix(case: Broken):
 
 
 def test_the_bodies_are_right_without_the_change():
-    for body in (TRAIN, INFER):
+    for body in (TRAIN, INFER, DIAGNOSE):
         BODIES.validate_json(json.dumps(body))
 
 

@@ -130,7 +130,7 @@ NVML = SimpleNamespace(
 
 
 def test_mig_instances_are_devices_and_a_lost_one_is_listed_as_unhealthy():
-    found = [FoundDevice(**device) for device in hardware.listed(NVML)]
+    found = [FoundDevice(**device) for device in hardware.listed(NVML).devices]
     assert [device.id for device in found] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert [device.uuid for device in found[:3]] == ["GPU-d0", "MIG-d1m0", "MIG-d1m1"]
     assert "lost" in (found[3].reason or "") or "not built" in (found[3].reason or "")
@@ -141,4 +141,6 @@ def test_a_torch_for_the_cpu_makes_cuda_devices_unhealthy():
     import torch
 
     if torch.version.cuda is None:
-        assert all("not built for CUDA" in device["reason"] for device in hardware.listed(NVML))
+        assert all(
+            "not built for CUDA" in device["reason"] for device in hardware.listed(NVML).devices
+        )

@@ -26,12 +26,33 @@ def one(need: Need, slots: list[Slot]) -> Choice | None:
     return found[0] if found else None
 
 
-def test_a_cpu_job_without_threads_gets_half_of_the_cores():
-    assert one(Need("cpu"), cores("w", 8)) == Choice("j", "w", ("cpu:0", "cpu:1", "cpu:2", "cpu:3"))
+def flexible(job: str, worker: str, *devices: str) -> Choice:
+    return Choice(job, worker, devices, is_flexible=True)
 
 
-def test_a_cpu_job_without_threads_gets_one_core_of_one():
-    assert one(Need("cpu"), cores("w", 1)) == Choice("j", "w", ("cpu:0",))
+def test_a_cpu_job_without_threads_starts_with_one_core():
+    assert one(Need("cpu"), cores("w", 8)) == flexible("j", "w", "cpu:0")
+    assert one(Need("cpu"), cores("w", 1)) == flexible("j", "w", "cpu:0")
+
+
+def test_a_core_that_its_job_can_do_without_is_given_but_after_free_ones():
+    slots = [
+        Slot("w", "cpu:0", "cpu", 0, free=False),
+        Slot("w", "cpu:1", "cpu", 1, free=False, kept=1),
+        Slot("w", "cpu:2", "cpu", 2, free=False, kept=2),
+        Slot("w", "cpu:3", "cpu", 3, free=True),
+    ]
+    assert one(Need("cpu", threads=1), slots) == Choice("j", "w", ("cpu:3",))
+    assert one(Need("cpu", threads=2), slots) == Choice("j", "w", ("cpu:3", "cpu:2"))
+    assert one(Need("cpu", threads=3), slots) == Choice("j", "w", ("cpu:3", "cpu:2", "cpu:1"))
+    assert one(Need("cpu", threads=4), slots) is None
+    assert one(brief("cpu"), slots[:3]) == Choice("j", "w", ("cpu:2",)), "before it shares one"
+
+
+def test_jobs_prefer_a_worker_with_free_cores_to_one_whose_jobs_give_some_up():
+    slots = [Slot("a", f"cpu:{n}", "cpu", n, free=False, kept=n) for n in range(8)]
+    slots += cores("b", 2, busy=1)
+    assert one(Need("cpu"), slots) == flexible("j", "b", "cpu:1")
 
 
 def test_a_job_gets_all_its_cores_on_one_worker_or_none():
@@ -50,7 +71,42 @@ def test_auto_waits_for_a_healthy_cuda_device_that_is_busy():
 
 def test_auto_takes_cores_where_every_cuda_device_is_unhealthy():
     chosen = one(Need(), [*cores("w", 4), cuda("w", 0, healthy=False)])
-    assert chosen == Choice("j", "w", ("cpu:0", "cpu:1"))
+    assert chosen == flexible("j", "w", "cpu:0")
+
+
+def test_a_device_has_the_memory_that_a_job_asks_for():
+    small, large = cuda("w", 0), replace(cuda("w", 1), memory_bytes=80)
+    small = replace(small, memory_bytes=40)
+    needs = [Need("cuda", min_memory_bytes=size) for size in (40, 41, 80, 81)]
+    given_out = [one(need, [small, large, *cores("w", 2)]) for need in needs]
+    assert [choice and choice.devices for choice in given_out] == [
+        ("cuda:0",),
+        ("cuda:1",),
+        ("cuda:1",),
+        None,
+    ]
+    two = Need("cuda", processes=2, min_memory_bytes=41)
+    assert one(two, [small, large]) is None
+    unknown = replace(large, memory_bytes=None)
+    assert one(Need("cuda", min_memory_bytes=1), [unknown]) is None
+    assert one(Need("cuda"), [unknown]) is not None
+
+
+def test_auto_takes_cores_where_no_cuda_device_has_the_memory():
+    hosts = [replace(core, memory_bytes=200) for core in cores("w", 2)]
+    device = replace(cuda("w", 0, free=False), memory_bytes=80)
+    chosen = one(Need(min_memory_bytes=100), [device, *hosts])
+    assert chosen == flexible("j", "w", "cpu:0")
+    assert one(Need(min_memory_bytes=50), [device, *hosts]) is None, "it waits for the device"
+    assert one(Need(min_memory_bytes=201), [device, *hosts]) is None
+
+
+def test_a_brief_job_shares_no_core_of_a_host_with_too_little_memory():
+    busy = [replace(core, memory_bytes=10) for core in cores("w", 1, busy=1)]
+    for size, expected in ((10, ["j"]), (11, [])):
+        waiting = Waiting("j", Need(brief=True, min_memory_bytes=size))
+        found = choose([waiting], busy, starvation_s=60, shares={"w": 1})
+        assert [choice.job for choice in found] == expected
 
 
 def test_a_number_means_exactly_that_device():
@@ -80,12 +136,20 @@ def test_any_device_means_cpu_cores_if_no_worker_has_a_gpu_for_each_process():
 def test_a_job_of_several_processes_gets_cores_for_each():
     assert one(Need("cpu", threads=2, processes=3), cores("w", 6)) is not None
     assert one(Need("cpu", threads=2, processes=3), cores("w", 5)) is None
-    half = one(Need("cpu", processes=3), cores("w", 16))
-    assert half is not None
-    assert len(half.devices) == 6  # of half the cores, the same number for each
-    least = one(Need("cpu", processes=2), cores("w", 2))
-    assert least is not None
-    assert len(least.devices) == 2
+    assert one(Need("cpu", processes=3), cores("w", 16)) == flexible(
+        "j", "w", "cpu:0", "cpu:1", "cpu:2"
+    )
+    assert one(Need("cpu", processes=3), cores("w", 2)) is None
+
+
+def test_one_process_gets_all_the_devices_that_its_layers_are_on():
+    need = Need.of({"type": "cuda", "ids": [3, 1]})
+    assert need.processes == 1
+    slots = [cuda("a", 1), cuda("b", 1), cuda("b", 2), cuda("b", 3)]
+    assert one(need, slots) == Choice("j", "b", ("cuda:1", "cuda:3"))
+    two = Need.of({"type": "cuda", "count": 2})
+    assert one(two, slots[:2]) is None
+    assert one(two, slots) == Choice("j", "b", ("cuda:1", "cuda:2"))
 
 
 def test_a_job_for_one_worker_runs_on_no_other():
@@ -138,17 +202,23 @@ needs = st.one_of(
         st.none(),
     ),
     st.just(Need()),
+    st.builds(
+        Need,
+        st.sampled_from(["auto", "cpu", "cuda"]),
+        min_memory_bytes=st.sampled_from([1, 40, 80]),
+    ),
 )
 slots_of = st.lists(
     st.builds(
-        lambda worker, kind, number, healthy, free: Slot(
-            worker, f"{kind}:{number}", kind, number, healthy, free
+        lambda worker, kind, number, healthy, free, memory: Slot(
+            worker, f"{kind}:{number}", kind, number, healthy, free, memory
         ),
         st.sampled_from(["a", "b", "c"]),
         st.sampled_from(["cpu", "cuda"]),
         st.integers(0, 5),
         st.booleans(),
         st.booleans(),
+        st.sampled_from([None, 20, 40, 80]),
     ),
     max_size=24,
     unique_by=lambda slot: (slot.worker, slot.id),
@@ -181,7 +251,7 @@ def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot
         assert len({device.kind for device in devices}) == 1
         assert need.kind in ("auto", devices[0].kind)
         assert len(devices) == need.threads or need.threads is None
-        assert need.fits(devices[0].number)
+        assert need.fits(devices[0].number, devices[0].memory_bytes)
 
 
 @given(queues, slots_of)
@@ -289,24 +359,25 @@ def plainly(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
     for waiting in queue:
         need = waiting.need
         able = [slot for slot in slots if slot.healthy and need.worker in (None, slot.worker)]
+        able = [slot for slot in able if need.fits(slot.number, slot.memory_bytes)]
         has_cuda = any(slot.kind == "cuda" for slot in able)
         kind = need.kind if need.kind != "auto" else "cuda" if has_cuda else "cpu"
         places: list[tuple[int, int, str, list[str]]] = []
         for worker in sorted({slot.worker for slot in able if slot.kind == kind}):
             mine = [slot for slot in able if slot.worker == worker and slot.kind == kind]
-            count = (need.threads or max(1, len(mine) // 2)) if kind == "cpu" else 1
-            mine = [slot for slot in mine if need.fits(slot.number)]
+            count = (need.threads or 1) if kind == "cpu" else 1
             ids = [
                 slot.id
                 for slot in sorted(mine, key=lambda slot: slot.number)
                 if (worker, slot.id) in free
             ]
-            if len(mine) >= count:
+            if mine and len(mine) >= count:
                 places.append((max(0, count - len(ids)), -len(ids), worker, ids[:count]))
         ready = [place[1:] for place in places if place[0] == 0]
         if ready:
             _, worker, taken = min(ready)
-            chosen.append(Choice(waiting.job, worker, tuple(taken)))
+            is_flexible = kind == "cpu" and need.threads is None
+            chosen.append(Choice(waiting.job, worker, tuple(taken), is_flexible=is_flexible))
         elif places and waiting.waited_s >= 60:
             _, _, worker, taken = min(places, key=lambda place: (place[0], place[2]))
         else:

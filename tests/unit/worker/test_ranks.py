@@ -11,7 +11,6 @@ import pytest
 
 from glasshouse import processes
 from glasshouse.processes import Identity
-from tests.waiting import until
 from worker.processes import ranks as module
 from worker.processes.rank import Exit, Rank
 from worker.processes.ranks import Ranks
@@ -95,13 +94,4 @@ def test_the_others_are_ended_after_one_has_failed(
         assert sleeper.wait(20) == -signal.SIGTERM
     else:
         assert sleeper.poll() is None
-    whole.close()
-
-
-def test_a_stopped_process_is_suspected(sleeper: Any):
-    other = Rank(Identity(os.getpid(), ""), os.open(os.devnull, os.O_WRONLY))
-    whole = Ranks([other, running(sleeper)], lambda _: None)
-    assert whole.suspect() is None
-    sleeper.send_signal(signal.SIGSTOP)
-    until(lambda: whole.suspect() == 1)
     whole.close()

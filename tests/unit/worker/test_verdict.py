@@ -109,6 +109,23 @@ def test_a_stalled_job_runs_again_or_fails_as_its_spec_says():
     assert ended.error["code"] == "stalled"
 
 
+@pytest.mark.parametrize("end", [None, failure(errors.PeerLost("x"))])
+def test_a_stall_names_the_process_that_kept_the_others_waiting(end: dict[str, Any] | None):
+    """Also if another process noticed its end first."""
+    known = StopReason(
+        stalled_s=7.0,
+        on_stall="fail",
+        stalled_rank=1,
+        stalled_why="rank 1 was late",
+        stalled_step=4,
+    )
+    ended = verdict(end, Exit(signal=signal.SIGKILL), known)
+    assert isinstance(ended, JobEnded)
+    assert ended.error is not None
+    assert (ended.error["code"], ended.error["rank"], ended.error["step"]) == ("stalled", 1, 4)
+    assert "no progress for 7 s: rank 1 was late" in ended.error["message"]
+
+
 @pytest.mark.parametrize(
     "exit_", [Exit(signal=signal.SIGSEGV), Exit(signal=signal.SIGABRT), Exit(1), Exit(70)]
 )

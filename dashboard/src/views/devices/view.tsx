@@ -7,6 +7,7 @@ import { Confirm } from "../../ui/confirm";
 import { Scroll } from "../../ui/scroll";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { notify } from "../../ui/toast";
+import { factsOf } from "./facts";
 import { grouped, type Group } from "./groups";
 
 export default function View() {
@@ -64,7 +65,7 @@ function DeviceTable({ devices }: { devices: Device[] }) {
     <Scroll label="Devices">
       <table>
         <caption class="only-readers">Devices</caption>
-        <thead><tr><th>Device</th><th>Name</th><th class="number">Memory</th><th>State</th><th>Job</th></tr></thead>
+        <thead><tr><th>Device</th><th>Name</th><th class="number">Memory</th><th>State</th><th>Job</th><th>Facts</th></tr></thead>
         <tbody>{grouped(devices).map((group) => <DeviceLine key={group.ids} {...group} />)}</tbody>
       </table>
     </Scroll>
@@ -81,6 +82,7 @@ function DeviceLine({ ids, num, device }: Group) {
       <td class="number">{bytes(device.memory_bytes)}</td>
       <td><span class={`badge ${DEVICE[device.state]}`}>{device.state}</span>{device.reason && <span class="wrong"> {device.reason}</span>}</td>
       <td>{device.job ? <a href={`/jobs/${device.job}`}>{device.job}</a> : device.state === "busy" ? <span class="muted">another owner’s</span> : "–"}</td>
+      <td>{factsOf(device).join(", ") || "–"}</td>
     </tr>
   );
 }

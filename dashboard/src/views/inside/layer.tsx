@@ -12,6 +12,7 @@ import { Histograms } from "./statistics/histograms";
 import { find, KIND_NAMES, KIND_TITLES, selected, tensorNames } from "./kinds";
 import { Light, LightTip, Rules } from "./layers/health-sign";
 import { rowOf, shapeText } from "./layers/rows";
+import { RankChoice, useRank } from "./ranks";
 import { TensorView } from "./tensors/tensor";
 
 const VIEWS = { steps: "Over steps", histogram: "Histograms", tensor: "Values and maps" } as const;
@@ -36,22 +37,27 @@ function Whole({ job, layers, layer, place, named }: { job: Job; layers: readonl
   const { kind, tensor } = selected(layer, query.get("kind"), query.get("tensor") ?? named);
   const asked = query.get("view") ?? "steps";
   const view = asked in VIEWS ? asked : "steps";
-  const to = (changes: Record<string, string>) => `?${new URLSearchParams({ kind, tensor, view, ...changes })}`;
+  const rank = useRank(job);
+  const kept: Record<string, string> = rank === null ? {} : { rank: String(rank) };
+  const to = (changes: Record<string, string>) => `?${new URLSearchParams({ kind, tensor, view, ...kept, ...changes })}`;
   const names = tensorNames(layer).find(([one]) => one === kind)![1];
   const Shown = { steps: Figures, histogram: Histograms, tensor: TensorView }[view as keyof typeof VIEWS];
   return (
     <div class="stack inside">
       <Head job={job} layers={layers} layer={layer} place={place} />
       <nav class="tabs" aria-label="Tensor kinds">
-        {tensorNames(layer).map(([one]) => <a key={one} href={`?${new URLSearchParams({ kind: one, view })}`} title={KIND_TITLES[one]} aria-current={one === kind ? "page" : undefined}>{KIND_NAMES[one]}</a>)}
+        {tensorNames(layer).map(([one]) => <a key={one} href={`?${new URLSearchParams({ kind: one, view, ...kept })}`} title={KIND_TITLES[one]} aria-current={one === kind ? "page" : undefined}>{KIND_NAMES[one]}</a>)}
       </nav>
       <div class="spread">
         <nav class="row" aria-label="Views">
           {Object.entries(VIEWS).map(([key, words]) => <a key={key} class="button" href={to({ view: key })} aria-current={key === view ? "page" : undefined}>{words}</a>)}
         </nav>
-        {names.length > 1 ? <TensorChoice names={names} tensor={tensor} /> : <code>{tensor}</code>}
+        <span class="row">
+          <RankChoice job={job} />
+          {names.length > 1 ? <TensorChoice names={names} tensor={tensor} /> : <code>{tensor}</code>}
+        </span>
       </div>
-      <Shown key={`${tensor} ${kind}`} job={job} layer={layer} tensor={tensor} kind={kind} />
+      <Shown key={`${tensor} ${kind} ${rank}`} job={job} layer={layer} tensor={tensor} kind={kind} />
       <LightTip />
     </div>
   );

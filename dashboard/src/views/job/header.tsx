@@ -68,6 +68,7 @@ function Facts({ job }: { job: Job }) {
   const from = job.started_at ? Date.parse(job.started_at) : null;
   const to = job.ended_at ? Date.parse(job.ended_at) : Date.now();
   const cost = job.probe_overhead;
+  const threads = job.ranks[0]?.threads ?? null;
   return (
     <dl class="figures">
       <Fact name="id"><code>{job.id}</code></Fact>
@@ -77,6 +78,7 @@ function Facts({ job }: { job: Job }) {
       <Fact name="attempt">{job.attempt || "none yet"}</Fact>
       {job.devices.length > 0 && <Fact name={job.devices.length === 1 ? "device" : "devices"}>{job.devices.map((one) => `${one.id} on ${one.worker}`).join(", ")}</Fact>}
       {job.ranks.length > 1 && <Fact name="processes">{job.ranks.length}</Fact>}
+      {threads !== null && <Fact name={job.ranks.length > 1 ? "threads per process" : "threads"}>{threads}</Fact>}
       {job.priority !== 0 && <Fact name="priority">{job.priority}</Fact>}
       {job.parent && <Fact name="parent"><a href={`/jobs/${job.parent}`}>{job.parent}</a></Fact>}
       {cost && <Fact name="watching overhead">{costText(num(cost.fraction), cost.budget, num(cost.unbudgeted ?? null))}</Fact>}

@@ -10,6 +10,7 @@ import { bestOf, directionOf, lostAt } from "../jobs/finite";
 import { type ChartLook, Labelled, MetricChart } from "./charts/chart";
 import { type Axis, type Metric, pollEvery, type Steps, summaryMetrics, useAxis, useEventsAs, useMetrics } from "./data";
 import { Failure } from "./logs/failure";
+import { RankTimes } from "./rank-times";
 import { type Group, grouped, inOrder, isSystem } from "./charts/groups";
 import { fewer, MARKED, markersOf, markOf, marksOf } from "./charts/marks";
 
@@ -23,6 +24,7 @@ export function Overview({ job }: { job: Job }) {
     <div class="stack">
       <Failure job={job} />
       <Best job={job} />
+      {metrics && <RankTimes metrics={metrics} />}
       {metrics?.length ? <Charts job={job} metrics={metrics} /> : <Waiting job={job} known={!!list.value} />}
       {list.problem && !list.value && <ProblemBox problem={list.problem} />}
     </div>

@@ -7,6 +7,7 @@ import { ended, type Job } from "../../api/types";
 import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Checkpoints } from "./checkpoints";
+import { Diagnosis } from "./diagnosis";
 import { Events } from "./logs/events";
 import { Header } from "./header";
 import { Logs } from "./logs/logs";
@@ -44,11 +45,12 @@ function useTitle(job: Job | null): void {
 }
 
 const NAMES: Record<string, string> = { overview: "Overview", inside: "Inside", logs: "Logs", events: "Events", checkpoints: "Checkpoints", predictions: "Predictions", spec: "Spec" };
-const OF_TRAINING = ["inside", "checkpoints"];
+const OF_KIND: Record<Job["kind"], readonly string[]> = { train: ["inside", "checkpoints"], infer: ["predictions"], diagnose: [] };
+const OF_SOME = Object.values(OF_KIND).flat();
 
 function Tabs({ job, tab }: { job: Job; tab: string }) {
   const { path } = useLocation();
-  const shown = Object.keys(NAMES).filter((key) => (job.kind === "infer" ? !OF_TRAINING.includes(key) : key !== "predictions"));
+  const shown = Object.keys(NAMES).filter((key) => !OF_SOME.includes(key) || OF_KIND[job.kind].includes(key));
   return (
     <nav class="tabs" aria-label="Job views" data-path={path}>
       {shown.map((key) => <a key={key} href={key === "overview" ? `/jobs/${job.id}` : `/jobs/${job.id}/${key}`} aria-current={key === tab ? "page" : undefined}>{NAMES[key]}</a>)}
@@ -56,9 +58,14 @@ function Tabs({ job, tab }: { job: Job; tab: string }) {
   );
 }
 
+function First({ job }: { job: Job }) {
+  if (job.kind === "diagnose") return <Diagnosis job={job} />;
+  return job.kind === "infer" && !job.error ? <Predictions job={job} /> : <Overview job={job} />;
+}
+
 function Tab({ job, tab }: { job: Job; tab: string }) {
   switch (tab) {
-    case "overview": return job.kind === "infer" && !job.error ? <Predictions job={job} /> : <Overview job={job} />;
+    case "overview": return <First job={job} />;
     case "inside": return <Inside job={job} />;
     case "logs": return <Logs job={job} />;
     case "events": return <Events job={job} />;

@@ -28,6 +28,7 @@ export function Filters({ query, change }: Props) {
           <option value="">any</option>
           <option>train</option>
           <option>infer</option>
+          <option>diagnose</option>
         </select>
       </label>
       <Typed name="Label" hint="key:value, key:value" value={query.get("label") ?? ""} set={(label) => change({ label: whole(label), after: null })} />

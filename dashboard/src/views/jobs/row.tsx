@@ -21,7 +21,7 @@ export function JobRow({ job, selected, select }: Props) {
       <td class="of-check"><input type="checkbox" aria-label={`Select ${name}`} checked={selected} onChange={(event) => select(job.id, event.currentTarget.checked)} /></td>
       <td>
         <a href={`/jobs/${job.id}`}>{name}</a>{" "}
-        {job.kind === "infer" && <span class="badge">infer</span>} <Labels labels={job.labels} />
+        {job.kind !== "train" && <span class="badge">{job.kind}</span>} <Labels labels={job.labels} />
       </td>
       <td class="of-state"><div class="row nowrap"><StateBadge state={job.state} /><Nonfinite job={job} /></div></td>
       <td><Progress job={job} /></td>

@@ -13,6 +13,7 @@ const CATEGORIES: readonly [string, string][] = [
   ["optimizer_state_bytes", "optimizer"],
   ["averages_bytes", "averages"],
   ["activations_bytes", "activations"],
+  ["gathered_bytes", "gathered layers"],
   ["data_bytes", "data"],
   ["checkpoint_bytes", "checkpoint"],
 ];
@@ -61,8 +62,72 @@ function Facts({ plan, jump }: { plan: Plan; jump(pointer: string): void }) {
       </dl>
       <h3>Memory</h3>
       <Memory memory={plan.memory} />
+      {plan.parallel?.strategy === "placed" && <><h3>Devices</h3><Parts parallel={plan.parallel} /></>}
+      {plan.parallel?.strategy === "pipeline" && <><h3>Stages</h3><Stages parallel={plan.parallel} /></>}
+      {plan.parallel && plan.parallel.strategies.length > 0 && <><h3>Strategies</h3><Strategies parallel={plan.parallel} /></>}
       {plan.layers.length > 0 && <><h3>Layers</h3><LayerTable plan={plan} /></>}
     </>
+  );
+}
+
+function Strategies({ parallel }: { parallel: NonNullable<Plan["parallel"]> }) {
+  const fits = (one: boolean | null) => (one === null ? "unknown" : one ? "yes" : "no");
+  return (
+    <div class="scroll">
+      <table aria-label="Strategies">
+        <thead><tr><th>strategy</th><th class="number">memory per process</th><th class="number">sent per step</th><th>fits</th></tr></thead>
+        <tbody>{parallel.strategies.map((one) => (
+          <tr key={one.strategy} data-strategy={one.strategy}>
+            <td>{one.strategy === parallel.strategy ? <strong>{one.strategy}</strong> : one.strategy}</td>
+            <td class="number">{bytes(one.memory["total_bytes"])}</td>
+            <td class="number">{bytes(one.exchanged_bytes)}</td>
+            <td>{fits(one.fits)}</td>
+          </tr>
+        ))}</tbody>
+      </table>
+      {parallel.divided.length > 0 && <p>Divided layers: {parallel.divided.join(", ")}</p>}
+    </div>
+  );
+}
+
+/** The devices that layers are placed on. */
+function Parts({ parallel }: { parallel: NonNullable<Plan["parallel"]> }) {
+  return (
+    <div class="scroll">
+      <table aria-label="Devices of layers">
+        <thead><tr><th>device</th><th class="number">layers</th><th class="number">memory</th></tr></thead>
+        <tbody>{(parallel.devices ?? []).map((one) => (
+          <tr key={one.device} data-device={one.device}>
+            <td>{one.device}</td>
+            <td class="number" title={one.layers.join(", ")}>{count(one.layers.length)}</td>
+            <td class="number">{bytes(one.memory["total_bytes"])}</td>
+          </tr>
+        ))}</tbody>
+      </table>
+      <p class="muted">{bytes(parallel.exchanged_bytes)} copied between devices per step</p>
+    </div>
+  );
+}
+
+/** The stages of a pipeline. */
+function Stages({ parallel }: { parallel: NonNullable<Plan["parallel"]> }) {
+  const waiting = Math.round(100 * (parallel.bubble ?? 0));
+  return (
+    <div class="scroll">
+      <table aria-label="Stages">
+        <thead><tr><th>stage</th><th>process</th><th class="number">layers</th><th class="number">memory</th><th class="number">sent per step</th></tr></thead>
+        <tbody>{(parallel.stages ?? []).map((one) => (
+          <tr key={one.stage} data-stage={one.stage}>
+            <td>{one.stage}</td>
+            <td>{one.process}</td>
+            <td class="number" title={one.layers.join(", ")}>{count(one.layers.length)}</td>
+            <td class="number">{bytes(one.memory["total_bytes"])}</td>
+            <td class="number">{bytes(one.sent_bytes)}</td>
+          </tr>
+        ))}</tbody>
+      </table>
+      <p class="muted">Schedule {parallel.schedule}, {count(parallel.micro_batches ?? 1)} micro-batches: a process waits {waiting}% of its time if all stages take equally long</p>
+    </div>
   );
 }
 

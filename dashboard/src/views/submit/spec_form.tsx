@@ -22,12 +22,13 @@ const SECTIONS: readonly [title: string, names: readonly string[]][] = [
 ];
 const SORTED = new Set(SECTIONS.flatMap(([, names]) => names));
 const OTHERS = "Other fields";
+const MODELS: Record<string, string> = { infer: "InferJob", diagnose: "DiagnoseJob" };
 
 interface Shown { draft: Draft; known: Known; planned: Planned; datasets: Dataset[]; choosePreset(name: string): void }
 
 export function SpecForm({ draft, known, planned, datasets, choosePreset }: Shown) {
   const spec = draft.spec.value;
-  const root = known.field(getAt(spec, "/kind") === "infer" ? "InferJob" : "TrainJob");
+  const root = known.field(MODELS[String(getAt(spec, "/kind"))] ?? "TrainJob");
   if (root.kind !== "group" || !isObject(spec)) return <p class="wrong">A spec must be a JSON object.</p>;
   const form: Form = {
     value: spec,

@@ -45,7 +45,7 @@ export function ProbeForm({ job, initial, probe, onDone }: Props) {
   return (
     <form class="card stack" ref={form} onSubmit={send} onKeyDown={(event) => event.key === "Escape" && onDone()} aria-label={probe ? "Change a probe" : "Attach a probe"}>
       <h2>{probe ? `Change ${probe.id}` : "Attach a probe"}</h2>
-      <Fields draft={draft} put={put} />
+      <Fields job={job} draft={draft} put={put} />
       <Estimated answer={estimate} />
       {problem && <ProblemBox problem={problem} />}
       <div class="row">
@@ -56,7 +56,7 @@ export function ProbeForm({ job, initial, probe, onDone }: Props) {
   );
 }
 
-function Fields({ draft, put }: { draft: Draft; put: (changes: Partial<Draft>) => void }) {
+function Fields({ job, draft, put }: { job: Job; draft: Draft; put: (changes: Partial<Draft>) => void }) {
   const text = (name: keyof Draft, label: string, hint: string, mode: "text" | "numeric" = "numeric") => (
     <label class="field"><span>{label}</span>
       <input name={name} value={draft[name] as string} placeholder={hint} inputMode={mode} onInput={(event) => put({ [name]: event.currentTarget.value })} />
@@ -97,6 +97,7 @@ function Fields({ draft, put }: { draft: Draft; put: (changes: Partial<Draft>) =
           </select>
         </label>
       )}
+      {(job.ranks.length > 1 || draft.ranks) && text("ranks", "Also of single processes", "none; all; 0, 1", "text")}
       {text("start", "Start step", "0")}
       {text("stop", "Stop before step", "none")}
     </div>

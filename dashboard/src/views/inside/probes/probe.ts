@@ -22,10 +22,12 @@ export interface Draft {
   point: "raw" | "clipped";
   start: string;
   stop: string;
+  /** The processes whose own values are recorded: `all`, or ranks. Empty: none. */
+  ranks: string;
 }
 
-export function draftOf(layers: string, kinds: readonly string[]): Draft {
-  return { layers, kinds, when: "every", every: "10", at: "", want: ["stats"], slice: "", maxBytes: "", overhead: "3", phase: "train", point: "raw", start: "", stop: "" };
+export function draftOf(layers: string, kinds: readonly string[], ranks = ""): Draft {
+  return { layers, kinds, when: "every", every: "10", at: "", want: ["stats"], slice: "", maxBytes: "", overhead: "3", phase: "train", point: "raw", start: "", stop: "", ranks };
 }
 
 export function draftFrom(probe: Probe): Draft {
@@ -43,6 +45,7 @@ export function draftFrom(probe: Probe): Draft {
     point: probe.point,
     start: probe.start ? String(probe.start) : "",
     stop: probe.stop === null ? "" : String(probe.stop),
+    ranks: probe.ranks === "merged" ? "" : probe.ranks === "all" ? "all" : probe.ranks.join(", "),
   };
 }
 
@@ -64,11 +67,13 @@ export function bodyOf(draft: Draft): Record<string, unknown> {
   if (draft.stop.trim()) body["stop"] = numeral(draft.stop);
   if (draft.slice.trim() && draft.want.includes("full")) body["slice"] = draft.slice.trim();
   if (draft.maxBytes.trim() && keeps) body["max_bytes"] = numeral(draft.maxBytes);
+  const ranks = draft.ranks.trim();
+  if (ranks) body["ranks"] = ranks === "all" || ranks === "merged" ? ranks : listOf(ranks).map(numeral);
   if (governed) body["max_overhead"] = draft.overhead.trim() ? percentOf(draft.overhead) : null;
   return body;
 }
 
-const CHOSEN = ["every", "at", "on", "stop", "slice", "max_bytes"];
+const CHOSEN = ["every", "at", "on", "stop", "slice", "max_bytes", "ranks"];
 
 /** The same as a merge patch: what was removed is null. */
 export function patchOf(draft: Draft): Record<string, unknown> {
@@ -99,6 +104,11 @@ export function whenText(probe: Probe): string {
   const now = probe.every_now ?? probe.every;
   const widened = probe.every_now !== null && probe.every_now !== probe.every ? ` (requested ${probe.every}, widened by its budget)` : "";
   return `every ${now === 1 ? unit : `${now} ${unit}s`}${widened}`;
+}
+
+/** Whether a probe records the own values of a process. */
+export function recordsRank(probe: Probe, rank: number): boolean {
+  return probe.ranks === "all" || (probe.ranks !== "merged" && probe.ranks.includes(rank));
 }
 
 export function cost(seconds: number): string {

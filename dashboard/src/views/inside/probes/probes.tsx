@@ -25,14 +25,14 @@ export function Probes({ job, layers }: { job: Job; layers: readonly Layer[] }) 
     if (wasOpen.current && !isOpen && document.activeElement === document.body) attach.current?.focus(); // the form had the focus
     wasOpen.current = isOpen;
   }, [isOpen]);
-  const close = () => change({ watch: null, kinds: null, change: null });
+  const close = () => change({ watch: null, kinds: null, ranks: null, change: null });
   return (
     <div class="stack">
       <div class="spread">
         <Overhead job={job} />
         {!ended(job) && watch === null && !changed && <button class="primary" ref={attach} onClick={() => change({ watch: "*" })}>Attach a probe</button>}
       </div>
-      {watch !== null && !ended(job) && <ProbeForm key={watch} job={job} initial={draftOf(watch, kindsOf(watch, query.get("kinds"), layers))} onDone={close} />}
+      {watch !== null && !ended(job) && <ProbeForm key={watch} job={job} initial={draftOf(watch, kindsOf(watch, query.get("kinds"), layers), query.get("ranks") ?? "")} onDone={close} />}
       {changed && !ended(job) && <ProbeForm key={changed.id} job={job} initial={draftFrom(changed)} probe={changed} onDone={close} />}
       {!value ? (problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the probes" />) : <List job={job} probes={value.data} onChange={(id) => change({ change: id, watch: null })} />}
     </div>
@@ -90,7 +90,7 @@ function Line({ job, probe, gone, onChange }: { job: Job; probe: Probe; gone: bo
     <tr data-probe={probe.id} class={gone ? "muted" : ""}>
       <td><span class={`badge ${kind}`}><span aria-hidden="true">{sign}</span> {probe.state}</span>{probe.problem && <div class="bad-value">{String(probe.problem["detail"] ?? probe.problem["code"] ?? "")}</div>}</td>
       <td><code>{probe.layers.join(" ")}</code><Matched names={probe.matched} /></td>
-      <td>{probe.kinds.map(kindName).join(", ")}{probe.phase === "evaluate" && ", evaluation"}{probe.point === "clipped" && ", after clipping"}</td>
+      <td>{probe.kinds.map(kindName).join(", ")}{probe.phase === "evaluate" && ", evaluation"}{probe.point === "clipped" && ", after clipping"}{probe.ranks !== "merged" && `, also of ${probe.ranks === "all" ? "each process" : `rank ${probe.ranks.join(", ")}`}`}</td>
       <td>{probe.want.map((form) => FORM_NAMES[form]).join(", ")}{probe.slice && <> of <code>[{probe.slice}]</code></>}</td>
       <td data-of="when">{whenText(probe)}</td>
       <td class="number">{bytes(probe.bytes_per_step)}</td>

@@ -10,6 +10,7 @@ import { useQuery } from "../../../query";
 import { Loading, ProblemBox } from "../../../ui/state";
 import type { Series } from "../layers/history";
 import type { Kind } from "../kinds";
+import { useRank } from "../ranks";
 import { WatchThis } from "../probes/watch";
 
 const STATS = ["mean", "std", "min", "max", "l2", "absmax", "zeros", "nan", "inf", "p01", "p05", "p25", "p50", "p75", "p95", "p99"];
@@ -21,7 +22,8 @@ export function Figures({ job, tensor, kind }: TensorProps) {
   const [query, change] = useQuery();
   const range = rangeOf(query.get("range"));
   const zoomed = range && { from_step: Math.max(0, Math.floor(range[0])), to_step: Math.max(0, Math.ceil(range[1])) };
-  const path = withQuery(`jobs/${job.id}/stats`, { layer: tensor, kind, stat: STATS.join(","), max_points: POINTS, ...zoomed });
+  const rank = useRank(job);
+  const path = withQuery(`jobs/${job.id}/stats`, { layer: tensor, kind, rank, stat: STATS.join(","), max_points: POINTS, ...zoomed });
   const { value, problem } = useLive<Page<Series>>(path, ended(job) ? Infinity : 2);
   const phases = value?.data.map((one) => one.phase) ?? [];
   const phase = phases.includes(query.get("phase") ?? "train") ? query.get("phase") ?? "train" : phases[0];
@@ -30,7 +32,7 @@ export function Figures({ job, tensor, kind }: TensorProps) {
   const few = useIncremental(charts.length);
   const zoom = (to: Range | null) => change({ range: to && `${to[0]}~${to[1]}` });
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Loading what="Loading the statistics" />;
-  if (!series) return zoomed ? <p>No statistics in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} what="No statistics" />;
+  if (!series) return zoomed ? <p>No statistics in this range. <button onClick={() => zoom(null)}>Show all steps</button></p> : <WatchThis job={job} tensor={tensor} kind={kind} want="stats" every={1} rank={rank} what="No statistics" />;
   return (
     <div class="stack">
       {phases.length > 1 && (

@@ -13,8 +13,8 @@ const MOST = 20_000;
 
 interface Kept { of: string; rows: Capture[]; problem: Problem | null; isRead: boolean }
 
-export function useCaptures(job: Job, layer: string, kind: string): Kept {
-  const of = `${job.id} ${layer} ${kind}`;
+export function useCaptures(job: Job, layer: string, kind: string, rank: number | null): Kept {
+  const of = `${job.id} ${layer} ${kind} ${rank}`;
   const [kept, setKept] = useState<Kept>({ of, rows: [], problem: null, isRead: false });
   const over = ended(job);
   useEffect(() => {
@@ -25,7 +25,7 @@ export function useCaptures(job: Job, layer: string, kind: string): Kept {
       try {
         let page: Page<Capture>;
         do {
-          page = await get<Page<Capture>>(withQuery(`jobs/${job.id}/captures`, { layer, kind, limit: 1000, after: rows.at(-1)?.id }), { signal: stopped.signal });
+          page = await get<Page<Capture>>(withQuery(`jobs/${job.id}/captures`, { layer, kind, rank, limit: 1000, after: rows.at(-1)?.id }), { signal: stopped.signal });
           rows = [...rows, ...page.data];
         } while (page.has_more && rows.length < MOST);
         setKept((before) => (before.of === of && before.isRead && before.rows.length === rows.length ? before : { of, rows, problem: null, isRead: true }));
@@ -46,5 +46,5 @@ export function useCaptures(job: Job, layer: string, kind: string): Kept {
 
 /** The path of a captured tensor. */
 export function pathOf(capture: Capture, query: Record<string, string | number | null>): string {
-  return withQuery(`jobs/${capture.job}/layers/${encodeURIComponent(capture.layer)}/${capture.kind}`, { step: capture.step, phase: capture.phase, ...query });
+  return withQuery(`jobs/${capture.job}/layers/${encodeURIComponent(capture.layer)}/${capture.kind}`, { step: capture.step, phase: capture.phase, rank: capture.rank, ...query });
 }

@@ -11,6 +11,7 @@ import { Loading, ProblemBox } from "../../../ui/state";
 import { pathOf, type Summary, useCaptures } from "./captures";
 import type { TensorProps } from "../statistics/statistics";
 import { type Capture, kindName } from "../kinds";
+import { useRank } from "../ranks";
 import { BadFile, readNpy, type Tensor } from "./npy";
 import { Scrubber } from "../statistics/scrubber";
 import { placeOfStep } from "../statistics/histogram-axis";
@@ -21,11 +22,12 @@ import { WatchThis } from "../probes/watch";
 
 export function TensorView({ job, tensor, kind }: TensorProps) {
   const [query, change] = useQuery();
-  const captures = useCaptures(job, tensor, kind);
+  const rank = useRank(job);
+  const captures = useCaptures(job, tensor, kind, rank);
   const steps = useMemo(() => [...new Set(captures.rows.map((row) => row.step))].sort((a, b) => a - b), [captures.rows]);
   if (captures.problem && !captures.rows.length) return <ProblemBox problem={captures.problem} />;
   if (!captures.isRead) return <Loading what="Loading the captures" />;
-  if (!steps.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="full" every={50} what="No captured values" />;
+  if (!steps.length) return <WatchThis job={job} tensor={tensor} kind={kind} want="full" every={50} rank={rank} what="No captured values" />;
   const step = stepOf(query.get("step"));
   const at = steps[placeOfStep(steps, step)]!;
   const capture = captures.rows.filter((row) => row.step === at).sort((a, b) => +(b.phase === "train") - +(a.phase === "train")).at(0)!;
@@ -42,12 +44,12 @@ export function TensorView({ job, tensor, kind }: TensorProps) {
 function About({ capture }: { capture: Capture }) {
   const { value } = useLive<Summary>(pathOf(capture, {}), Infinity);
   const file = (format: string) => `${BASE}/${pathOf(capture, { format })}`;
-  const name = `${capture.layer}-${capture.kind}-${capture.step}`;
+  const name = `${capture.layer}-${capture.kind}-${capture.step}${capture.rank === null ? "" : `-rank${capture.rank}`}`;
   const part = capture.form === "full" ? "whole" : `${capture.form}${capture.slice ? ` [${capture.slice}]` : ""} of ${capture.captured_from.join(" × ")}`;
   return (
     <div class="card spread">
       <div>
-        <p><b>{capture.shape.join(" × ") || "scalar"}</b> {capture.dtype}, {part}, {bytes(capture.size_bytes)}{capture.phase === "evaluate" && ", evaluation"}</p>
+        <p><b>{capture.shape.join(" × ") || "scalar"}</b> {capture.dtype}, {part}, {bytes(capture.size_bytes)}{capture.phase === "evaluate" && ", evaluation"}{capture.rank !== null && `, of rank ${capture.rank}`}</p>
         {value && <p class="muted" data-of="figures">{["mean", "std", "min", "max", "l2", "zeros", "nan", "inf"].map((one) => `${one} ${figure(num(value.stats[one]))}`).join(" · ")}</p>}
       </div>
       <span class="row">Download
@@ -117,7 +119,7 @@ function AxisChoice({ name, length, place, onChoose }: { name: string; length: n
 /** The data row of the example, if the job captured `loss.rows` at that step. */
 function RowOf({ capture, example }: { capture: Capture; example: number }) {
   const whole = capture.form === "full" && capture.slice === null;
-  const { value } = useLive<Page<Capture>>(whole ? withQuery(`jobs/${capture.job}/captures`, { layer: "loss.rows", kind: "output", step: capture.step, phase: capture.phase }) : null, Infinity);
+  const { value } = useLive<Page<Capture>>(whole ? withQuery(`jobs/${capture.job}/captures`, { layer: "loss.rows", kind: "output", step: capture.step, phase: capture.phase, rank: capture.rank }) : null, Infinity);
   const rows = value?.data[0];
   const { value: row } = useLive<Summary>(rows ? pathOf(rows, { slice: String(example) }) : null, Infinity);
   if (!rows || typeof row?.values !== "number") return null;

@@ -1,4 +1,5 @@
 // The grouping of metrics into charts. Pure.
+import { isOfOneRank } from "../ranks";
 
 export interface Group {
   /** Used in the URL. */
@@ -10,12 +11,14 @@ export interface Group {
 const VALIDATION = "validation/";
 const SYSTEM = ["throughput/", "system/", "time/", "data/", "padding/"];
 const FIRST = ["loss", "accuracy"];
+const RANKS = "system/ranks/";
 const RATES = ["lr", "lr/"];
 
 /** One chart for a metric and its validation metric, one for all learning rates, one for the parts of the step time. */
 export function grouped(names: readonly string[]): Group[] {
   const groups = new Map<string, string[]>();
   for (const name of names) {
+    if (isOfOneRank(name)) continue; // in a table: a line for each of 64 processes cannot be read
     const key = keyOf(name);
     groups.set(key, [...(groups.get(key) ?? []), name]);
   }
@@ -31,6 +34,8 @@ export function inOrder(names: readonly string[]): string[] {
 
 function keyOf(name: string): string {
   if (name.startsWith("time/")) return "time";
+  const spread = /^(system\/ranks\/\w+)_(min|median|max)_s$/.exec(name);
+  if (spread) return spread[1]!;
   if (name === "lr" || name.startsWith("lr/")) return "lr";
   return name.startsWith(VALIDATION) ? name.slice(VALIDATION.length) : name;
 }
@@ -44,6 +49,8 @@ function titleOf(key: string): string {
   if (key === "time") return "step time (s)";
   if (key === "throughput/flops_fraction") return "MFU (model FLOPs utilization)";
   if (key === "lr") return "learning rate";
+  if (key === "system/ranks/slowest") return "rank of the slowest process";
+  if (key.startsWith(RANKS)) return `${key.slice(RANKS.length)} time of the processes (s)`;
   return isSystem(key) ? inWords(key.slice(key.indexOf("/") + 1)) : key;
 }
 

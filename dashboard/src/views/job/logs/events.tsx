@@ -94,7 +94,7 @@ function words(event: Logged): string {
     case "finding": return of("message");
     case "probe": return `${of("probe")} ${of("action")}`;
     case "adjusted": return `${of("what")} ${of("from")} → ${of("to")}, by ${of("by")}`;
-    case "stalled": return `no progress for ${of("seconds")} s: ${of("action")}`;
+    case "stalled": return `no progress for ${of("seconds")} s: ${of("action")}${of("reason") ? `; ${of("reason")}` : ""}`;
     case "dropped": return `${of("count")} of ${of("what")} dropped`;
     case "gap": return `older events were deleted; the log continues with ${of("first_available")}`;
     case "end": return of("state");

@@ -1,0 +1,1 @@
+"""Measure and check what the processes of a job need of the hardware: messages and memory."""
