@@ -158,6 +158,7 @@ class Pipelined:
         *,
         before: Before,
         after: After,
+        before_trial: Callable[[], object] = lambda: None,
         mark: Mark = lambda _: None,
         trains: bool = True,
     ) -> None:
@@ -167,6 +168,9 @@ class Pipelined:
             batches: the micro-batches.
             before: called before each forward pass, with the numbers of micro-batch and stage.
             after: called after each forward pass of the last stage.
+            before_trial: called before passes that only find out shapes, for which nothing else is
+                called. They come before the first micro-batch of a new shape, so also between two
+                micro-batches.
             mark: called after each part of the step.
             trains: whether to run backward passes too. The gradients of the parameters are then
                 complete when this returns.
@@ -176,6 +180,7 @@ class Pipelined:
         for kind, alike in kinds:
             some = [*alike]
             if kind not in self._known:
+                before_trial()
                 self._known[kind] = self._tried(some[0], trains=trains)
             self._now = Run(some, first, before, after, mark)
             schedule = self._schedule_of(kind, len(some), trains=trains)

@@ -95,7 +95,6 @@ class Passes:
                 seen.look(on=on)
                 derived.look(on=on)
 
-            look(on=False)  # the first time, passes that find out shapes come before
             clock.mark("probes")
 
             def before(number: int, stage: int) -> None:
@@ -109,7 +108,13 @@ class Passes:
                 return loss.total
 
             micro_batches = [one.batch for one in batches]
-            pipeline.run(micro_batches, before=before, after=after, mark=clock.mark)
+            pipeline.run(
+                micro_batches,
+                before=before,
+                after=after,
+                before_trial=partial(look, on=False),
+                mark=clock.mark,
+            )
         self._report.take_none(step, batches)
         self._report.send()
         clock.mark("probes")

@@ -76,8 +76,13 @@ def _through_stages(
             take(batch, values)
 
     with watched:
-        watched.look(on=False)  # the first time, passes that find out shapes come before
-        pipeline.run([batch for batch, _ in some], before=before, after=after, trains=False)
+        pipeline.run(
+            [batch for batch, _ in some],
+            before=before,
+            after=after,
+            before_trial=lambda: watched.look(on=False),
+            trains=False,
+        )
 
 
 def _chunks(batches: Batches, size: int) -> Iterator[list[tuple[Batch, bool]]]:

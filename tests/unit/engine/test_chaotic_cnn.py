@@ -1,7 +1,8 @@
 """The MNIST network under several processes: ReLU and max pooling amplify one rounding.
 
-So its losses cannot be those of one process to a fixed bound. They must stay as close to it as
-those of a loop that is written by hand for torch's DistributedDataParallel.
+So its losses cannot be those of one process to a fixed bound. From the same initial weights, they
+must stay as close to it as those of a loop that is written by hand for torch's
+DistributedDataParallel, and as those of one process in which one weight differs by one rounding.
 """
 
 import json
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.unit.engine.parallel_jobs import pair
+from tests.unit.engine.parallel_jobs import pair, weights
 from tests.unit.engine.processes import run_processes
 from tests.unit.engine.runs import losses, run, write_table
 from worker.processes.fork_server import ForkServerClient
@@ -45,11 +47,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-AMPLIFIED = 2e-2
-"""What 60 steps make of a rounding for some of the initial weights of the loop written by hand."""
-
 BY_HAND = ("sgd", "clipping")
 """The variants of the loop that is written by hand."""
+INITIAL = "initial.safetensors"
+"""The initial weights of the jobs."""
+AMPLIFIED = 5e-2
+"""What a rounding may become in 60 steps even if none of the runs by hand has amplified it."""
+NUM_NUDGES = 6
+"""How many times the loop is run with one weight changed."""
 
 
 def images_and_labels() -> tuple[np.ndarray, np.ndarray]:
@@ -62,19 +67,42 @@ def images_and_labels() -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_by_hand(rank: int, size: int, directory: Path, kind: str) -> None:
-    """Train the network in one of ``size`` processes; process 0 writes the losses."""
+    """Train the network in one of ``size`` processes; process 0 writes the losses.
+
+    One process does so several times: first as it is, then each time with one weight changed.
+    """
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if size > 1:
         store = f"file://{directory / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    found = [one_run(rank, size, directory, kind)]
+    if size == 1:
+        found += [one_run(rank, size, directory, kind, nudge) for nudge in range(NUM_NUDGES)]
+    if rank == 0:
+        (directory / f"losses-{size}.json").write_text(json.dumps(found))
+    os._exit(0)  # torch 2.13 aborts now and then when the interpreter ends after gloo was used
+
+
+def one_run(
+    rank: int, size: int, directory: Path, kind: str, nudge: int | None = None
+) -> list[float]:
+    """The losses of a run. ``nudge``: the number of the weight to change by one rounding."""
     images, labels = map(torch.from_numpy, images_and_labels())
-    torch.manual_seed(0)
-    network: nn.Module = nn.Sequential(
+    network: Any = nn.Sequential(
         *(nn.Conv2d(1, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(20, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(980, 10)),
     )
+    saved = load_file(directory / INITIAL)
+    with torch.no_grad():
+        layers = {"conv1": network[0], "conv2": network[3], "fc": network[7]}
+        for name, value in saved.items():
+            layer, _, parameter = name.partition(".")
+            getattr(layers[layer], parameter).copy_(value)
+        if nudge is not None:
+            weight = next(network.parameters()).view(-1)[nudge]
+            weight.copy_(torch.nextafter(weight, torch.tensor(9.0)))
     if size > 1:
         network = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(network.parameters(), **SGD["args"])
@@ -93,13 +121,11 @@ def train_by_hand(rank: int, size: int, directory: Path, kind: str) -> None:
         if size > 1:
             dist.all_reduce(mean)
         found.append(float(mean))
-    if rank == 0:
-        (directory / f"losses-{size}.json").write_text(json.dumps(found))
-    os._exit(0)  # torch 2.13 aborts now and then when the interpreter ends after gloo was used
+    return found
 
 
-def by_hand(directory: Path, size: int, kind: str) -> list[float]:
-    """The losses of the loop in ``size`` processes."""
+def by_hand(directory: Path, size: int, kind: str) -> list[list[float]]:
+    """The losses of the loop in ``size`` processes, of each run."""
     context = multiprocessing.get_context("spawn")
     ranks = [
         context.Process(target=train_by_hand, args=(rank, size, directory, kind))
@@ -120,17 +146,44 @@ def distance(mine: list[float], theirs: list[float]) -> float:
 
 
 @pytest.fixture(scope="module")
-def by_hand_at_most(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """The largest distance of two processes from one if both are written by hand.
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of all jobs here."""
+    images, labels = images_and_labels()
+    columns = {"image": images, "label": labels}
+    return write_table(tmp_path_factory.mktemp("t"), columns, {"train": slice(0, NUM_ROWS)})
 
-    How far a rounding is amplified depends on the path, and so on the initial weights, which are
-    others here: 1e-7 to 2e-2. A wrong weight of one row in 64 makes 1e-2 within a few steps, when
-    a rounding is still below 1e-5.
+
+def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A job of two processes and the same job of one."""
+    fields = {"image": {"type": "dense"}, "label": {"type": "integer", "dim": 10}}
+    base: dict[str, Any] = {
+        "network": {"type": "preset", "preset": "mnist_cnn"},
+        "optimizer": SGD,
+        "stop": {"steps": STEPS},
+        "data": {"fields": fields, "shuffle": {"enabled": False}},
+    }
+    return pair(2, ROWS, "data", **base | more)
+
+
+@pytest.fixture(scope="module")
+def by_hand_at_most(table: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The largest distance that one rounding makes in the loop that is written by hand.
+
+    How far it is amplified depends on the path: 1e-7 to some 1e-2, from the same initial weights. A
+    wrong weight of one row in 64 makes 1e-2 within a few steps, when a rounding is still below
+    1e-5.
     """
+    still = {"type": "SGD", "args": {"lr": 0.0}}
+    first = tmp_path_factory.mktemp("first")
+    run(first, both(optimizer=still, stop={"steps": 1})[1], table)
+    initial = {name: x for name, x in weights(first, 1).items() if x.is_floating_point()}
     found: list[float] = []
     for kind in BY_HAND:
         directory = tmp_path_factory.mktemp(kind)
-        found.append(distance(by_hand(directory, 2, kind), by_hand(directory, 1, kind)))
+        save_file(initial, directory / INITIAL)
+        (two,) = by_hand(directory, 2, kind)
+        one, *nudged = by_hand(directory, 1, kind)
+        found += [distance(other, one) for other in (two, *nudged)]
     return max(found)
 
 
@@ -142,19 +195,9 @@ RARELY = ("adam", "accumulation", "ema", "bfloat16")
     [pytest.param(x, marks=pytest.mark.slow) if x in RARELY else x for x in VARIANTS],
 )
 def test_two_processes_are_as_close_to_one_as_by_hand(
-    variant: str, server: ForkServerClient, by_hand_at_most: float, tmp_path: Path
+    variant: str, server: ForkServerClient, table: Path, by_hand_at_most: float, tmp_path: Path
 ):
-    images, labels = images_and_labels()
-    columns = {"image": images, "label": labels}
-    table = write_table(tmp_path / "t", columns, {"train": slice(0, NUM_ROWS)})
-    fields = {"image": {"type": "dense"}, "label": {"type": "integer", "dim": 10}}
-    base: dict[str, Any] = {
-        "network": {"type": "preset", "preset": "mnist_cnn"},
-        "optimizer": SGD,
-        "stop": {"steps": STEPS},
-        "data": {"fields": fields, "shuffle": {"enabled": False}},
-    }
-    several, alone = pair(2, ROWS, "data", **base | VARIANTS[variant])
+    several, alone = both(**VARIANTS[variant])
     mine = losses(run_processes(server, tmp_path / "a", several, table))
     theirs = losses(run(tmp_path / "b", alone, table))
     assert theirs[-1] < theirs[0] / 2
