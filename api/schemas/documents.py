@@ -178,8 +178,8 @@ class PlannedStrategy(Document):
     """Whether that fits into the memory of a device that the job may get. Null: no memory is
     known."""
     host_bytes: int | None = None
-    """With ``pipeline``, whose processes differ: what all of them need together, on CPU cores of
-    one host. ``memory`` is then that of the process that needs the most."""
+    """What all processes need together, on CPU cores of one host. With ``pipeline``, whose
+    processes differ, ``memory`` is that of the process that needs the most."""
 
 
 class PlannedPart(Document):
@@ -220,6 +220,8 @@ class PlannedSharing(Document):
     """What each process sends in a step, if all exchanges are rings. With ``pipeline``: what the
     process sends that sends the most. With ``placed``: what is copied between the devices. Both at
     the size of float32."""
+    host_bytes: int | None = None
+    """What all processes need together, on CPU cores of one host; null with ``placed``."""
     divided: list[str]
     """The layers of which each process computes a part, with ``tensor``."""
     strategies: list[PlannedStrategy]

@@ -207,11 +207,9 @@ def _refuse_overfull(
 
 
 def _host_bytes(plan: Mapping[str, Any]) -> int | None:
-    """Return what the processes of a pipeline need of one host; None: it is no pipeline."""
+    """Return what several processes need of one host together; None: there is one process."""
     parallel: Mapping[str, Any] = plan.get("parallel") or {}
-    if parallel.get("strategy") != "pipeline":
-        return None
-    return next(one["host_bytes"] for one in _strategies(plan))
+    return parallel.get("host_bytes")
 
 
 def _sizes(
@@ -222,9 +220,9 @@ def _sizes(
 ) -> list[tuple[int, int]]:
     """Return the memory of each device that is known, and what is needed of it, in bytes.
 
-    On CPU cores all processes share the memory of the host. One of them writes the checkpoints,
-    from host memory on every device. ``memory``: of each process, or of the one that needs the
-    most; ``host_bytes``: of all together, if they differ.
+    On CPU cores all processes share the memory of the host. Checkpoints are written from host
+    memory on every device. ``memory``: of each process, or of the one that needs the most;
+    ``host_bytes``: of all together, if there are several.
     """
     host_only = memory["checkpoint_bytes"]
     each = memory["total_bytes"] - host_only

@@ -12,7 +12,7 @@ import re
 import shutil
 import struct
 from collections import UserDict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,25 @@ _SUFFIX = ".safetensors"
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.(safetensors|json)")
 
 
-def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+WriteTensors = Callable[[Path, Snapshot], dict[str, dict[str, Any]]]
+"""Writes the tensors of a snapshot into a directory; returns what `write` does."""
+
+
+def write_tensors(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Write a file for each part of a snapshot that has tensors; return what `write` does."""
+    return {
+        f"{part}{_SUFFIX}": write_file(directory / f"{part}{_SUFFIX}", pieces_of(tensors))
+        for part, tensors in snapshot.tensors.items()
+        if tensors
+    }
+
+
+def write(
+    directory: Path, snapshot: Snapshot, write_tensors: WriteTensors = write_tensors
+) -> dict[str, dict[str, Any]]:
     """Write a checkpoint; return each file's ``size_bytes`` and ``sha256``.
 
+    ``write_tensors``: how the tensors are written; with several processes, by all of them.
     ``directory`` appears only when all its files are complete and on disk. After an error nothing
     is left of the new checkpoint, and an earlier one of that name is unchanged.
 
@@ -49,7 +65,7 @@ def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     try:
         partial.mkdir(mode=0o700, parents=True)
         failpoint("checkpoint.write")
-        files = _write_files(partial, snapshot)
+        files = _write_files(partial, snapshot, write_tensors)
         failpoint("checkpoint.written")
         _fsync(partial)
         _appear(partial, directory)
@@ -59,13 +75,11 @@ def write(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+def _write_files(
+    directory: Path, snapshot: Snapshot, write_tensors: WriteTensors
+) -> dict[str, dict[str, Any]]:
     snapshot.wait()
-    files: dict[str, dict[str, Any]] = {}
-    for part, tensors in snapshot.tensors.items():
-        if tensors:
-            name = f"{part}{_SUFFIX}"
-            files[name] = write_file(directory / name, pieces_of(tensors))
+    files = write_tensors(directory, snapshot)
     whole = {"format": FORMAT, **snapshot.about, "parts": snapshot.rest}
     files[STATE] = _write_json(directory / STATE, whole)
     files[MANIFEST] = _write_json(directory / MANIFEST, dict(files))
@@ -149,23 +163,31 @@ class Saved:
 
 
 class _Parts(UserDict[str, State]):
-    """The parts of a checkpoint. The tensors of a part are read when it is accessed."""
+    """The parts of a checkpoint. The tensors of a part are read when it is accessed.
 
-    def __init__(self, directory: Path, rest: dict[str, State]) -> None:
+    ``maps``: map the files into memory instead, for those who keep a part of each tensor.
+    """
+
+    def __init__(self, directory: Path, rest: dict[str, State], *, maps: bool) -> None:
         super().__init__(rest)
         self._directory = directory
+        self._maps = maps
 
     def __getitem__(self, name: str) -> State:
         rest = self.data[name]
         path = self._directory / f"{name}{_SUFFIX}"
+        if self._maps:
+            return rest | _tensors(self._directory, name)
         try:
             return rest | (read_tensors(path) if path.exists() else {})
         except (OSError, ValueError, LookupError, TypeError, struct.error) as cause:
             raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
 
 
-def read(directory: Path) -> Saved:
+def read(directory: Path, *, maps: bool = False) -> Saved:
     """Read a checkpoint to resume from, and verify the digests of all its files.
+
+    ``maps``: the caller copies what it keeps, so its memory need not hold whole tensors.
 
     Raises:
         CheckpointDamaged: files are missing, altered, or not of a checkpoint.
@@ -179,7 +201,7 @@ def read(directory: Path) -> Saved:
         raise CheckpointMismatch(f"{detail}. Its weights can be used.")
     _check_files(directory)
     try:
-        return Saved(about, _Parts(directory, about.pop("parts")))
+        return Saved(about, _Parts(directory, about.pop("parts"), maps=maps))
     except (KeyError, TypeError, ValueError) as cause:
         raise CheckpointDamaged(f"The checkpoint cannot be read: {cause!r}") from cause
 

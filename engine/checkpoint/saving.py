@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint import checkpoint
+from engine.checkpoint.shared_writing import Agreed, SharedWriter
 from engine.core.snapshot import Parts, Snapshot, Staging, take
 from engine.core.spool import Emit, now, report_dropped
 from glasshouse.failpoints import failpoint
@@ -41,6 +42,8 @@ class _Taken(NamedTuple):
     staging: Staging
     copy_s: float
     """How long the copy took."""
+    agreed: Agreed | None
+    """What the processes have agreed on, if each has a part of the state."""
 
 
 class Saver:
@@ -52,8 +55,13 @@ class Saver:
         directory: Path,
         emit: Emit,
         flush: Callable[[], None],
+        together: SharedWriter | None = None,
     ) -> None:
-        """``directory`` is that of the job."""
+        """``directory`` is that of the job.
+
+        ``together``: the processes of the job, if each has a part of the state. Then all of them
+        save and hold at the same boundaries, as process 0 chooses.
+        """
         self.parts: Parts = {}
         """All parts to save."""
         self._job = job
@@ -61,6 +69,7 @@ class Saver:
         self._directory = directory
         self._emit = emit
         self._flush = flush
+        self._together = together
         self._thread: threading.Thread | None = None
         self._started = self._saved_at = time.monotonic()
         self._num_saves = 0
@@ -175,13 +184,16 @@ class Saver:
             self._lost = None
         held, self._held = self._held, None
         try:
-            taken = self._take(position, metrics, final=final)
+            taken = self._take(position, metrics, final=final, with_held=held is not None)
         except Exception as error:
             self._held = held
-            if wait:
+            if wait or self._together is not None:  # the other processes have copied theirs
                 raise
             report_dropped(self._emit, "checkpoint", error)  # existing checkpoints stay
             return
+        if held is not None and taken.agreed is not None and not taken.agreed.with_held:
+            self._free.append(held.staging)
+            held = None
         if wait:
             if held is not None:
                 self._try_to_write([held])
@@ -198,8 +210,10 @@ class Saver:
         """Hold a copy of the current state, instead of the one held before."""
         self._let_go()
         try:
-            self._held = self._take(position, metrics, final=False)
+            self._held = self._take(position, metrics, final=False, with_held=False)
         except Exception as error:
+            if self._together is not None:
+                raise
             self._lost = position["step"]
             report_dropped(self._emit, "checkpoint", error)
             return
@@ -207,14 +221,22 @@ class Saver:
         self._held_s += self._held.copy_s
 
     def _take(
-        self, position: Mapping[str, int], metrics: Mapping[str, float], *, final: bool
+        self,
+        position: Mapping[str, int],
+        metrics: Mapping[str, float],
+        *,
+        final: bool,
+        with_held: bool,
     ) -> "_Taken":
         started = time.monotonic()
         about = {**position, "final": final, "metrics": dict(metrics), **self._run}
         staging = self._free.pop() if self._free else Staging()
         snapshot = take(self.parts, about, staging)
+        agreed = None
+        if self._together is not None:
+            agreed = self._together.agree(snapshot, self.parts, with_held=with_held)
         self._copy_s = time.monotonic() - started
-        return _Taken(snapshot, staging, self._copy_s)
+        return _Taken(snapshot, staging, self._copy_s, agreed)
 
     def _let_go(self) -> None:
         if self._held is not None:
@@ -252,16 +274,23 @@ class Saver:
 
     def _write(self, taken: "_Taken") -> None:
         started = time.monotonic()
-        snapshot = taken.snapshot
-        about = snapshot.about
-        snapshot.about = {**about, "device": snapshot.device}
-        name = self._name(int(about["step"]))
         try:
-            files = checkpoint.write(self._directory / name, snapshot)
+            together, agreed = self._together, taken.agreed
+            if together is None or agreed is None or together.group.is_first:
+                self._write_and_report(taken)
+            else:
+                together.write_own(taken.snapshot, agreed)
         finally:
             self._free.append(taken.staging)
             self._save_s = taken.copy_s + time.monotonic() - started
             self._spent_s += self._save_s
+
+    def _write_and_report(self, taken: "_Taken") -> None:
+        snapshot = taken.snapshot
+        about = snapshot.about
+        snapshot.about = {**about, "device": snapshot.device}
+        name = self._name(int(about["step"]))
+        files = self._write_files(self._directory / name, taken)
         failpoint("checkpoint.durable")
         self._names.add(name)
         self._emit(
@@ -278,6 +307,17 @@ class Saver:
             }
         )
         self._flush()
+
+    def _write_files(self, directory: Path, taken: "_Taken") -> dict[str, dict[str, Any]]:
+        together, agreed = self._together, taken.agreed
+        if together is None or agreed is None:
+            return checkpoint.write(directory, taken.snapshot)
+        try:
+            write = partial(together.write, agreed)
+            return checkpoint.write(directory, taken.snapshot, write)
+        except Exception:
+            together.give_up(agreed)
+            raise
 
     def _name(self, step: int) -> str:
         """Return a name not reported by this run yet: its directory may be in transfer."""

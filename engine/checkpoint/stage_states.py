@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from engine.core.snapshot import State, Stateful
 from engine.distributed.group import Group
 
@@ -25,24 +23,18 @@ class OfStages:
         """Return the state of this process's layers."""
         return self._part.state()
 
-    def whole_state(self) -> State:
-        """Return the state of all layers, in process 0. Collective.
+    @property
+    def counts(self) -> bool:
+        """Whether this process is the first of those with its layers."""
+        return self._group.share == 0
 
-        Processes with other rows have the same state as those that send theirs.
-        """
-        state = self._part.state() if self._group.share == 0 else {}
-        tensors = {name: item for name, item in state.items() if isinstance(item, Tensor)}
-        rest = {name: item for name, item in state.items() if name not in tensors}
-        away = {} if self._group.is_first else tensors
-        found = self._group.gather_parts(away)
-        others = self._group.gather(rest)[1:]
-        if not self._group.is_first:
-            return {}
-        joined: State = rest
+    def join(self, documents: Sequence[State]) -> State:
+        """Return the values of all layers, of those that each process has."""
+        first, *others = documents
+        joined: State = first
         for other in others:
             joined = self._joined(joined, other)
-        received = {name: parts[0] for name, parts in found.items()}
-        return {**joined, **tensors, **received}
+        return joined
 
     def restore(self, state: State) -> None:
         """Restore the state of this process's layers."""

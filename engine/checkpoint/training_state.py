@@ -211,7 +211,7 @@ def _laid_as(parameter: Tensor, value: Tensor) -> Tensor:
     if value.shape != parameter.shape:
         return value
     if is_sharded(parameter):
-        return sharded_like(value, parameter)
+        return sharded_like(value, parameter).clone()  # or all of the file would stay mapped
     if value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -6,10 +6,13 @@ memory for what it reads; the library maps the file, so a tensor to keep would h
 """
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +24,8 @@ from engine.core.precision import dtype_name
 from engine.core.safetensors_header import DTYPE_NAMES, header
 from glasshouse.failpoints import failpoint
 
-_PIECE = 4 * 2**20
+PIECE = 4 * 2**20
+"""The bytes that are written at once."""
 _DTYPES = {short: getattr(torch, name) for name, short in DTYPE_NAMES.items()}
 
 
@@ -85,18 +89,47 @@ def pieces_of(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[memoryview]:
     """Yield the contents of a file of contiguous CPU tensors, piece by piece."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries = [(name, tensors[name]) for name in order]
-    yield memoryview(
-        header(((n, dtype_name(x.dtype), x.shape, x.nbytes) for n, x in entries), metadata)
+    layout = layout_of(
+        {name: (dtype_name(x.dtype), x.shape) for name, x in tensors.items()}, metadata
     )
-    for _, tensor in entries:
-        yield from _bytes_of(tensor)
+    yield memoryview(layout.header)
+    for name in layout.offsets:
+        yield from _bytes_of(tensors[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is where in a safetensors file."""
+
+    header: bytes
+    offsets: dict[str, int]
+    """The first byte of each tensor, counted from the start of the file; in ascending order."""
+    num_bytes: int
+    """The size of the file."""
+
+
+def layout_of(
+    kinds: Mapping[str, tuple[str, Sequence[int]]],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> Layout:
+    """Return the layout of a file of tensors; ``kinds``: torch's name of each dtype, the shape."""
+    sizes = {name: getattr(torch, dtype).itemsize for name, (dtype, _) in kinds.items()}
+    order = sorted(kinds, key=lambda name: (-sizes[name], name))
+    num_bytes = {name: sizes[name] * math.prod(kinds[name][1]) for name in order}
+    head = header(((name, *kinds[name], num_bytes[name]) for name in order), metadata)
+    ends = [*itertools.accumulate(num_bytes.values(), initial=len(head))]
+    return Layout(head, dict(zip(order, ends, strict=False)), ends[-1])
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor as bytes."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the memory of a contiguous CPU tensor, piece by piece."""
-    if tensor.numel():
-        whole = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
-        for start in range(0, len(whole), _PIECE):
-            yield whole[start : start + _PIECE]
+    whole = memory_of(tensor)
+    for start in range(0, len(whole), PIECE):
+        yield whole[start : start + PIECE]

@@ -7,7 +7,8 @@ collective: all processes of the job call them, in the same order.
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -76,6 +77,49 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     return from_part(part, like)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the part of a process is in the whole tensor."""
+
+    shape: torch.Size
+    """Of the whole tensor."""
+    indices: tuple[Tensor, ...]
+    """For each axis of the whole tensor, the indices that the part has, ascending, int64."""
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """Return where this process's part is; None: it has the whole tensor. Exchanges nothing."""
+    if not is_sharded(tensor):
+        return None
+    how = (tensor.device_mesh, tuple(tensor.placements), tensor.shape)
+    if how not in _places:
+        indices = tuple(_indices(tensor, axis) for axis in range(tensor.dim()))
+        _places[how] = Place(tensor.shape, indices)
+    return _places[how]
+
+
+_places: dict[tuple[Any, ...], Place] = {}
+"""The places of tensors by how they are sharded: the state of an optimizer is as its parameters."""
+
+
+@torch.no_grad()
+def _indices(tensor: "DTensor", axis: int) -> Tensor:
+    """Return the indices along an axis that this process has: those of a vector divided alike."""
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415 (loaded by now)
+
+    found = torch.arange(tensor.shape[axis], device=tensor.device)
+    for axes in reversed(_axes_of(tensor)):
+        if axes is not None:
+            mesh, kinds = axes
+            divides = [not kind.is_replicate() and kind.dim == axis for kind in kinds]  # pyright: ignore
+            alike = [
+                _along_first(kind) if is_it else Replicate()
+                for kind, is_it in zip(kinds, divides, strict=True)
+            ]
+            found = _distributed(found, (mesh, alike)).to_local()
+    return found.cpu()
+
+
 _Axes = tuple["DeviceMesh", "Sequence[Placement]"]
 """Axes of a mesh of processes, and how a tensor is placed along each."""
 
@@ -103,6 +147,13 @@ def _plain(kind: "Placement") -> "Placement":
     from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 (loaded by now)
 
     return Replicate() if kind.is_replicate() else Shard(kind.dim)  # pyright: ignore
+
+
+def _along_first(kind: Any) -> "Placement":
+    """Return how a vector is divided, of how a tensor is divided along one of its axes."""
+    from torch.distributed.tensor import Shard  # noqa: PLC0415 (loaded by now)
+
+    return Shard(0) if type(kind) is Shard else type(kind)(0, split_factor=kind.split_factor)
 
 
 def _size_of_part(tensor: "DTensor", axes: _Axes) -> torch.Size:

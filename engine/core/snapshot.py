@@ -5,13 +5,13 @@ parts (`engine/training/loop.py`). Handles tensors, not files.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from engine.core.shards import whole
+from engine.core.shards import Place, counts_here, own_part, place_of
 
 State = dict[str, Any]
 """Tensors and JSON values by name. Tensors are written to a file of their own, the rest to
@@ -36,10 +36,15 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class StatefulInParts(Stateful, Protocol):
-    """A part of which each process has something else."""
+    """A part of which each process has something else: the state of its own layers."""
 
-    def whole_state(self) -> State:
-        """Return what all processes have together, in process 0. Collective."""
+    @property
+    def counts(self) -> bool:
+        """Whether this process is the first of those with the same state."""
+        ...
+
+    def join(self, documents: Sequence[State]) -> State:
+        """Return what all processes have together, of the JSON values of each; no tensors."""
         ...
 
 
@@ -49,19 +54,25 @@ Parts = dict[str, Stateful]
 
 @dataclass
 class Snapshot:
-    """All parts of a training run at one step; later training does not change it."""
+    """All parts of a training run at one step; later training does not change it.
+
+    If the processes of a job have different parts of the state, each has a snapshot of its own.
+    """
 
     about: dict[str, Any]
     """Metadata that anyone may read: step, epoch, spec, metrics …"""
     tensors: dict[str, dict[str, Tensor]]
     rest: dict[str, dict[str, Any]]
+    places: dict[str, dict[str, Place]] = field(default_factory=dict[str, dict[str, Place]])
+    """Where the tensors are of which this process has not the whole."""
     device: str = "cpu"
     """Type of the device that training runs on: ``cpu``, ``cuda`` …"""
-    _arrived: Sequence[torch.Event] = ()
+    arrived: Sequence[torch.Event] = ()
+    """Each is complete when the copies from one device are."""
 
     def wait(self) -> None:
         """Block until copies from devices are complete."""
-        for event in self._arrived:
+        for event in self.arrived:
             event.synchronize()
 
 
@@ -92,32 +103,31 @@ def take(
 ) -> Snapshot:
     """Copy every part into host memory: into that of ``staging``, whose last snapshot is done.
 
+    Of several processes that have the same values, the first one copies them.
+
     Copies from a device are queued behind the operations that compute the values, and before those
     that change them, so nothing waits here.
     """
     staging = Staging() if staging is None else staging
-    tensors: dict[str, dict[str, Tensor]] = {}
-    rest: dict[str, dict[str, Any]] = {}
+    found = Snapshot(dict(about), {}, {})
     devices: set[torch.device] = set()
     for name, part in parts.items():
-        state = _whole_state(part)
-        found = {key: item for key, item in state.items() if isinstance(item, Tensor)}
-        devices |= {x.device for x in found.values() if x.device.type != "cpu"}
-        rest[name] = {key: item for key, item in state.items() if key not in found}
-        tensors[name] = {key: staging.copied(name, key, whole(item)) for key, item in found.items()}
-    if not devices:
-        return Snapshot(dict(about), tensors, rest)
-    arrived = [torch.accelerator.current_stream(one).record_event() for one in devices]
-    return Snapshot(dict(about), tensors, rest, next(iter(devices)).type, arrived)
+        state = part.state()
+        tensors = {key: item for key, item in state.items() if isinstance(item, Tensor)}
+        found.rest[name] = {key: item for key, item in state.items() if key not in tensors}
+        mine = {key: item for key, item in tensors.items() if _counts(part, item)}
+        devices |= {item.device for item in mine.values() if item.device.type != "cpu"}
+        places = {key: place_of(item) for key, item in mine.items()}
+        found.places[name] = {key: place for key, place in places.items() if place is not None}
+        found.tensors[name] = {
+            key: staging.copied(name, key, own_part(item)) for key, item in mine.items()
+        }
+    if devices:
+        found.device = next(iter(devices)).type
+        found.arrived = [torch.accelerator.current_stream(one).record_event() for one in devices]
+    return found
 
 
-def _whole_state(part: Stateful) -> State:
-    return part.whole_state() if isinstance(part, StatefulInParts) else part.state()
-
-
-def take_part(parts: Mapping[str, Stateful]) -> None:
-    """Send this process's part of each sharded tensor to the process that calls ``take``."""
-    for part in parts.values():
-        for item in _whole_state(part).values():
-            if isinstance(item, Tensor):
-                whole(item)
+def _counts(part: Stateful, tensor: Tensor) -> bool:
+    """Whether this process is the first of those that have the same values of a tensor."""
+    return part.counts if isinstance(part, StatefulInParts) else counts_here(tensor)

@@ -3,14 +3,14 @@
 Process 0 decides and reports. What the processes exchange besides gradients is small: sums of
 losses and counts, and JSON documents. Nothing is pickled. A group of one exchanges nothing.
 
-Every method but ``send`` and ``receive`` is collective: all processes of the group call it, in the
-same order.
+Every method but ``send``, ``receive``, ``post`` and ``read`` is collective: all processes of the
+group call it, in the same order.
 """
 
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,8 @@ class Group:
     stages of a pipeline."""
     is_staged: bool = False
     """Whether each process has only some of the layers: those of its stages."""
+    store: Any = field(default=None, compare=False, repr=False)
+    """torch's store of the group, if it has several processes."""
 
     @property
     def share(self) -> int:
@@ -159,6 +161,14 @@ class Group:
             data = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(data, sender)
         return _decoded(data)
+
+    def post(self, name: str, text: str) -> None:
+        """Let the other processes read a text under a name, once. For any thread."""
+        self.store.set(f"post/{name}", text)
+
+    def read(self, name: str) -> str:
+        """Wait until a process has posted a text, and return it. For any thread."""
+        return self.store.get(f"post/{name}").decode()
 
     def of_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the first process that stands for its rows, on the host.
@@ -327,10 +337,10 @@ def connect(rank: int, size: int, store: Path, timeout: timedelta = TIMEOUT) -> 
         if loopback:
             os.environ.setdefault(variable, loopback[0])
     with waiting.joining():
-        dist.init_process_group(
-            init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
-        )
-    return Group(rank, size)
+        shared = dist.FileStore(str(store), size)  # pyright: ignore[reportPrivateImportUsage]
+        shared.set_timeout(timeout)
+        dist.init_process_group(store=shared, rank=rank, world_size=size, timeout=timeout)
+    return Group(rank, size, store=shared)
 
 
 @cache

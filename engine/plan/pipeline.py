@@ -29,6 +29,8 @@ from glasshouse.spec.pipeline import (
 from glasshouse.spec.strict import WrongAt
 
 _TOTAL, _CHECKPOINT = "total_bytes", "checkpoint_bytes"
+_SAVED = ("parameters_bytes", "optimizer_state_bytes", "averages_bytes")
+"""What a checkpoint has of each layer."""
 _OF_COPIES = ("parameters_bytes", "gradients_bytes")
 _SHOWN = 3
 """Number of reasons against a cut that a problem lists."""
@@ -338,7 +340,8 @@ class Pipeline:
             for stage in self._stages[process :: self._size]:
                 heads.update({name: x for name, x in stage["memory"].items() if name != _TOTAL})
             heads["activations_bytes"] += batch + waiting_bytes
-            heads[_CHECKPOINT] = whole[_CHECKPOINT]
+            saved = whole[_CHECKPOINT] * sum(heads[name] for name in _SAVED)
+            heads[_CHECKPOINT] = saved // max(1, sum(whole[name] for name in _SAVED))
             heads["data_bytes"] = whole["data_bytes"]
             processes.append({**heads, _TOTAL: sum(heads.values())})
         return processes
@@ -357,7 +360,7 @@ class Pipeline:
             "strategy": "pipeline",
             "memory": dict(fullest(processes)),
             "exchanged_bytes": sent,
-            "host_bytes": held + processes[0][_CHECKPOINT],
+            "host_bytes": held + sum(heads[_CHECKPOINT] for heads in processes),
         }
         return {
             "strategy": "pipeline",
@@ -365,6 +368,7 @@ class Pipeline:
             "axes": parallel.axes,
             "global_batch_size": spec.global_batch_size,
             "exchanged_bytes": sent,
+            "host_bytes": own["host_bytes"],
             "divided": [],
             "strategies": [own],
             "stages": self._stages,

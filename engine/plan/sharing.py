@@ -82,12 +82,14 @@ class Sharing:
             if _supports(other, network):
                 entry: dict[str, Any] = {"strategy": name, "memory": self.memory(parallel)}
                 entry["exchanged_bytes"] = exchanged(other, network)
+                entry["host_bytes"] = self._host_bytes(entry["memory"], parallel)
                 strategies.append(entry)
         own: dict[str, Any] = {
             "strategy": spec.parallel.strategy,
             "memory": self.memory(),
             "exchanged_bytes": self._exchanged(),
         }
+        own["host_bytes"] = self._host_bytes(own["memory"], spec.parallel)
         if self.division is not None:
             strategies.append(own)
         return {
@@ -96,9 +98,16 @@ class Sharing:
             "axes": spec.parallel.axes,
             "global_batch_size": spec.global_batch_size,
             "exchanged_bytes": own["exchanged_bytes"],
+            "host_bytes": own["host_bytes"],
             "divided": [] if self.division is None else sorted(self.division.divided),
             "strategies": strategies,
         }
+
+    def _host_bytes(self, memory: Mapping[str, int], parallel: Parallel) -> int:
+        """Return what all processes need of one host if they compute on its CPU cores."""
+        processes, saved = self._spec.processes, memory["checkpoint_bytes"]
+        writers = processes // parallel.axes.get("data", 1)
+        return processes * (memory["total_bytes"] - saved) + writers * saved
 
     def _exchanged(self) -> int:
         found = exchanged(self._spec, self._network, self.division)

@@ -323,9 +323,10 @@ def _planned(spec: TrainJob, rows: Rows) -> int:
 
 def _start(job: Assignment, spec: TrainJob) -> Start | None:
     """Return what training begins with. The job's own checkpoint precedes that of its spec."""
+    maps = not {"fsdp", "tensor"}.isdisjoint(spec.parallel.axes)
     if job.resume is not None:
         directory, step = job.resume
-        start = Start(checkpoint.read(directory))
+        start = Start(checkpoint.read(directory, maps=maps))
         if start.step != step:
             detail = f"The checkpoint is of step {start.step}, not of step {step}."
             raise CheckpointDamaged(detail)
@@ -334,7 +335,7 @@ def _start(job: Assignment, spec: TrainJob) -> Start | None:
     elif job.checkpoint is None:
         raise SpecFailed("The job was handed no checkpoint to begin with.")
     else:
-        start = Start(checkpoint.read(job.checkpoint), spec.init.load, spec.init.missing)
+        start = Start(checkpoint.read(job.checkpoint, maps=maps), spec.init.load, spec.init.missing)
     if start.how != "model":
         _log_differences(start.saved, job.device, job.size)
     return start

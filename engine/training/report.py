@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.saving import Saver
-from engine.core.snapshot import State, take_part
+from engine.checkpoint.shared_writing import SharedWriter
+from engine.core.snapshot import State
 from engine.core.spool import Emit, now
 from engine.core.timing import COLLECTIVE, REPORT, Timing
 from engine.data.batches.batch import Batch
@@ -93,7 +94,8 @@ class Reporter:
         self._readback = probes.readback
         self._out = out
         self._timing = timing
-        self.saver = Saver(job, out.directory, out.emit, out.flush)
+        together = SharedWriter(learner.group) if learner.is_sharded else None
+        self.saver = Saver(job, out.directory, out.emit, out.flush, together)
         self._clock = timing.clock
         self._schedule = schedule
         self._rank_times = RankTimes(timing.clock, learner.group)
@@ -312,7 +314,8 @@ class Reporter:
                 metrics=self._epoch_metrics,
             )
             figures |= self._epoch_metrics.finish(step, self._group)
-            self.saver.judge(figures, step + 1)
+            if self._group.is_first:
+                self.saver.judge(figures, step + 1)
             self._readback.drain()
             self._metrics(step, epoch, figures, now())
             if self._group.is_first or learner.is_sharded:
@@ -328,11 +331,14 @@ class Reporter:
         ``wait`` that has happened when this returns; otherwise training continues meanwhile.
         """
         self._settle()
-        if self._group.is_first:  # all processes have the same state
+        if self._saves:
             self.saver.save(position, self.latest, final=final, wait=wait)
-        elif self._learner.is_sharded:
-            take_part(self.saver.parts)
         self._clock.mark("checkpoint")
+
+    @property
+    def _saves(self) -> bool:
+        """Whether this process saves: one is enough if all have the same state."""
+        return self._group.is_first or self._learner.is_sharded
 
     def keep(self, position: dict[str, int], *, due: bool, asked: bool) -> None:
         """Save if it is due, requested, or time; or hold the best state for a later save."""
@@ -341,10 +347,7 @@ class Reporter:
             self.save(position)
         elif choice == "hold":
             self._settle()
-            if self._group.is_first:
-                self.saver.hold(position, self.latest)
-            else:
-                take_part(self.saver.parts)
+            self.saver.hold(position, self.latest)
             self._clock.mark("checkpoint")
 
     def _choice(self, step: int, *, due: bool, asked: bool) -> str | None:

@@ -20,7 +20,10 @@ PHASES = ("start", "forward", "collective", "checkpoint", "evaluation", "end", "
 WRITING = "checkpoint.rename"
 """Process 0 writes a checkpoint; the others do not come here."""
 STEPS = 12
+PART = "checkpoint.part"
+"""A process writes its part of a checkpoint, if each has a part of the network."""
 HIT = {"forward": "7", "collective": "7", "checkpoint": "7", "evaluation": "2", WRITING: "2"}
+HIT[PART] = "2"
 HIT["stage"] = "30"  # four micro-batches a step, and more in evaluations
 """The how manieth time: after the first checkpoint, which is of step 5, has been begun."""
 
@@ -48,6 +51,8 @@ DEFAULT = (
     Fault("stop", "forward", 1),
     Fault("stop", "rank.end", 0),
     Fault("be-slow", "forward", 1),
+    Fault("kill", PART, 1, "fsdp"),
+    Fault("stop", PART, 1, "fsdp"),
     Fault("kill", "stage", 1, "pipeline"),
     Fault("stop", "stage", 0, "pipeline"),
 )
@@ -63,7 +68,7 @@ ALL += [
     Fault(way, phase, rank, strategy)
     for way in ("kill", "stop", "be-slow")
     for strategy in ("fsdp", "tensor", "pipeline")
-    for phase in (*PHASES, WRITING, "stage")
+    for phase in (*PHASES, WRITING, PART, "stage")
     for rank in (0, 1)
     if (rank == 0 or phase != WRITING)
     and (strategy == "pipeline" or phase not in ("collective", "stage"))  # that of data parallelism
@@ -160,7 +165,7 @@ def test_a_killed_process_is_named_and_the_job_resumes(
     assert kinds == ["killed_from_outside", "succeeded"], harness.logs()
     reasons = [one["reason"] for one in harness.payloads(job_id, "state") if one["reason"]]
     assert any(f"rank {fault.rank} " in one and "SIGKILL" in one for one in reasons), reasons
-    if fault.phase == WRITING:  # the previous checkpoint is whole
+    if fault.phase in (WRITING, PART):  # the previous checkpoint is whole
         assert harness.payloads(job_id, "attempt")[-1]["resumed_from_step"] == 5
 
 

@@ -90,7 +90,7 @@ def test_processes_of_a_pipeline_need_what_they_need_together():
     plan = plan_of(pipeline=6)
     (own,) = plan["parallel"]["strategies"]
     own["host_bytes"] = 14 * GIB  # 6, 4, and 4 for checkpoints
-    plan["parallel"]["strategy"] = "pipeline"
+    plan["parallel"] |= {"strategy": "pipeline", "host_bytes": own["host_bytes"]}
     two = job(processes=2, strategy="pipeline")
     for kind, gib, fits in [("cpu", 14, True), ("cpu", 13, False), ("cuda", 6, True)]:
         _mark_fitting(plan, [device(kind, gib)])

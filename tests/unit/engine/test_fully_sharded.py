@@ -193,6 +193,11 @@ def test_the_plan_says_what_shards_take():
     assert mine["memory"]["parameters_bytes"] == weights_bytes // 2
     assert mine["memory"]["optimizer_state_bytes"] == theirs["memory"]["optimizer_state_bytes"] // 2
     assert mine["memory"]["gathered_bytes"] == 2 * weights_bytes
+    # each process writes its part of a checkpoint, and of two copies one is written
+    whole, own = theirs["memory"]["checkpoint_bytes"], mine["memory"]
+    assert own["checkpoint_bytes"] == whole // 2
+    used = own["total_bytes"] - own["checkpoint_bytes"]
+    assert mine["parallel"]["host_bytes"] == 4 * used + whole
     by_name = {one["strategy"]: one for one in mine["parallel"]["strategies"]}
     assert by_name["data"]["exchanged_bytes"] == 2 * 3 * weights_bytes // 4
     assert by_name["fsdp"]["exchanged_bytes"] == 3 * 3 * weights_bytes // 4
