@@ -52,9 +52,9 @@ def memory(  # noqa: PLR0913 (each is a head)
     Checkpoint: the copies in host memory, ``num_snapshots`` at once: the one that is written while
     training continues, and the best state if it may have to wait; of its own part.
     ``keeps_gradients``: those of a step's earlier batches exist all along. ``waiting_bytes``:
-    batches of a step that are in memory before it begins. ``num_shards``: the processes that each keep a part of parameters, gradients
-    and state. Gathered: the parameters and gradients of the largest layer, and the parameters of
-    the next one. ``division``: how processes divide layers.
+    batches of a step that are in memory before it begins. ``num_shards``: the processes that each
+    keep a part of parameters, gradients and state. Gathered: the parameters and gradients of the
+    largest layer, and the parameters of the next one. ``division``: how processes divide layers.
     """
     parameters = sum(item.nbytes for item in [*network.parameters(), *network.buffers()])
     storages = {

@@ -1,7 +1,8 @@
 """Fork server: a process that has imported everything and forks ranks in milliseconds.
 
-It never starts a thread and never touches CUDA: a fork copies only the forking thread. Requests are
-JSON lines on a Unix socket; each fork request includes the read end of the rank's lifeline.
+It never starts a thread: a fork copies only the forking thread. Requests are JSON lines on a Unix
+socket; each fork request includes the read end of the rank's lifeline. A rank that sees a GPU is a
+new program in the forked process (`fresh_rank`).
 """
 
 import array
@@ -33,6 +34,7 @@ from engine.process.hardening import check_torch, limit_rank
 from glasshouse.processes import SHOW_STACKS
 from glasshouse.unpickling import seal_pickle
 
+FRESH_RANK = ("-P", "-m", "engine.process.fresh_rank")
 SOCKET_VARIABLE = "GLASSHOUSE_FORK_SERVER_FD"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
@@ -125,6 +127,8 @@ class ForkServer:
             for other in self._descriptors:
                 os.close(other)
             become_rank(request, parent)
+            if os.environ.get("CUDA_VISIBLE_DEVICES"):
+                begin_anew(request, lifeline)
             code = rank.main(Path(request["job_dir"]), lifeline)
         except BaseException as error:
             traceback.print_exception(error)
@@ -192,6 +196,13 @@ def become_rank(request: dict[str, Any], parent: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def begin_anew(request: dict[str, Any], lifeline: int) -> None:
+    """Replace this process by a rank that has imported nothing yet."""
+    os.set_inheritable(lifeline, True)
+    given = (request["job_dir"], str(lifeline), request["stacks"])
+    os.execv(sys.executable, [sys.executable, *FRESH_RANK, *given])  # noqa: S606 (no shell)
 
 
 def _die_with(parent: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.spool import read_frames
+from glasshouse.processes import SHOW_STACKS
 from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job
 from tests.waiting import until
 
@@ -102,6 +103,31 @@ def test_a_forked_rank_trains_as_a_process_of_its_own_would(fork_server, digits,
     records, _ = read_frames(there / "spool", 0, 10**6)
     assert records[-1]["state"] == "succeeded"
     assert losses(records) == losses(here)
+
+
+@pytest.mark.long
+def test_a_rank_that_sees_a_gpu_is_a_new_program(fork_server, digits, tmp_path):
+    """torch does not support GPUs in a fork of a process whose autograd engine has started."""
+    job = spec()
+    here = run(tmp_path / "here", job, digits)
+    there = write_job(tmp_path / "there", planned(job)["spec"], digits)
+    answer = fork_server.fork(there, CUDA_VISIBLE_DEVICES="GPU-0")
+    assert fork_server.read() == {"exited": answer["pid"], "code": 0, "signal": None}
+    records, _ = read_frames(there / "spool", 0, 10**6)
+    assert records[-1]["state"] == "succeeded"
+    assert losses(records) == losses(here)
+
+
+def test_a_new_program_is_the_rank_that_was_forked(fork_server, digits, tmp_path):
+    job = write_job(tmp_path, planned(spec(**FOR_EVER))["spec"], digits)
+    pid = fork_server.fork(job, CUDA_VISIBLE_DEVICES="GPU-0")["pid"]
+    until(lambda: _started(job), 60)
+    assert b"fresh_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert os.getsid(pid) == pid
+    os.kill(pid, SHOW_STACKS)
+    until(lambda: "loop.py" in (job / "stacks.txt").read_text())
+    os.close(fork_server.lifelines.pop())
+    assert fork_server.read() == {"exited": pid, "code": 75, "signal": None}
 
 
 def test_two_ranks_run_beside_each_other_with_two_threads_each(fork_server, digits, tmp_path):
