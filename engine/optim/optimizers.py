@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.core import arguments
 from engine.core.problems import one
+from engine.core.shards import is_sharded
 from engine.optim.dense_and_sparse import SPARSE_TYPES
 from engine.optim.updates import as_tensor
 from glasshouse.spec import Optimizer
@@ -53,6 +54,8 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
     cls = class_of(optimizer.type, optimizer_classes(), _REFUSED, f"{at}/type", _OPTIMIZERS)
     args = checked(arguments.parameters(cls), optimizer.args, f"{at}/args", optimizer.type)
     learned = list(parameters)
+    if "foreach" in arguments.parameters(cls) and not _are_alike(learned):
+        args = {"foreach": False, **args}  # torch's choice on accelerators is True
 
     def attempt(**some: Any) -> Any:
         return cls(learned, **some)
@@ -62,6 +65,17 @@ def build_optimizer(optimizer: Optimizer, parameters: Iterable[Any], at: str = "
     except Exception as cause:  # too short a tuple of betas raises IndexError
         where = arguments.blame(attempt, args, f"{at}/args") if args else at
         raise one(where, f"{optimizer.type} refuses: {cause}", "args") from cause
+
+
+def _are_alike(learned: Iterable[Any]) -> bool:
+    """Whether parameters, or groups of them, are all whole or all sharded in the same way.
+
+    torch updates only such parameters many at once.
+    """
+    groups = [item["params"] if isinstance(item, dict) else [item] for item in learned]
+    each = [item for group in groups for item in group]
+    hows = {(x.device_mesh, tuple(x.placements)) if is_sharded(x) else None for x in each}
+    return len(hows) < 2
 
 
 def class_of(

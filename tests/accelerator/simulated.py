@@ -108,6 +108,20 @@ class Module(types.ModuleType):
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         return including_emulation
 
+    # --- streams
+
+    def Stream(self, device: Any = None, priority: int = 0) -> torch.Stream:  # noqa: N802
+        return torch.Stream(torch.device(NAME, _index(device)), priority=priority)
+
+    def Event(self, enable_timing: bool = False) -> torch.Event:  # noqa: N802
+        return torch.Event(NAME, enable_timing=enable_timing)
+
+    def current_stream(self, device: Any = None) -> torch.Stream:
+        return torch.accelerator.current_stream(device)
+
+    def stream(self, stream: torch.Stream) -> Any:
+        return stream
+
     # --- random generators
 
     def get_rng_state(self, device: Any = NAME) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.spool import read_frames
-from tests.unit.engine.runs import planned, write_job
+from tests.unit.engine.runs import DEVICE, planned, write_job
 from worker.processes.fork_server import COMMAND, ForkServerClient, rank_directory
 from worker.processes.rank import Rank
 
 LIMIT_S = 120.0
+ON_DEVICE = (sys.executable, "-P", "-m", "tests.accelerator.fork_server")
+"""Starts a fork server whose ranks have the simulated accelerator."""
 
 
 def forking() -> ForkServerContext:
@@ -25,7 +28,7 @@ def forking() -> ForkServerContext:
 
 @contextmanager
 def fork_server_in(
-    directory: Path, command: Sequence[str] = COMMAND
+    directory: Path, command: Sequence[str] = ON_DEVICE if DEVICE == "simulated" else COMMAND
 ) -> Generator[ForkServerClient]:
     """A fork server that ends with its ranks."""
     server = ForkServerClient(log_path=directory / "fork-server.log", command=command)
