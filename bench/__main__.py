@@ -1,5 +1,7 @@
 """``make bench``: runs every benchmark of docs/reference/measured.md, one after another.
 
+``make bench-gpu`` runs the one that needs an accelerator.
+
 Each benchmark is a process of its own that prints JSON lines. Run it on an otherwise idle machine;
 quote ratios and medians, never one absolute time. ``--save NAME`` also writes the lines to
 bench/results/.
@@ -38,6 +40,9 @@ BENCHES = (
     "training.parallel",
     "training.sharing",
 )
+ON_ACCELERATORS = ("training.accelerator",)
+"""Only if they are named: they need an accelerator."""
+HELP = "default: all that need no accelerator"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -60,7 +65,7 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Run all benchmarks, or those that are named."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="default: all")
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, *ON_ACCELERATORS, []], help=HELP)
     parser.add_argument("--save", metavar="NAME", help="also write bench/results/NAME.jsonl")
     given = parser.parse_args()
     lines = [json.dumps(machine())]
