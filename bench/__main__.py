@@ -78,7 +78,7 @@ def main() -> int:
         print(done.stdout, end="", flush=True)
         lines += done.stdout.splitlines()
         failed += done.returncode != 0
-    if given.save:
+    if given.save and len(lines) > 1:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{given.save}.jsonl").write_text("\n".join(lines) + "\n")
     return 1 if failed else 0

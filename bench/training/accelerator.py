@@ -426,30 +426,42 @@ def compare(place: Place, rounds: int, sides: list[str]) -> dict[str, Any]:
     return figures(place, found)
 
 
+def positive(text: str) -> int:
+    """Read a number of steps, rounds or processes."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", help="its type, such as cuda; default: the accelerator")
-    parser.add_argument("--network", choices=[*TASKS], nargs="*", default=[*TASKS])
-    parser.add_argument("--side", choices=[*PROBES], nargs="*", default=[*PROBES])
-    parser.add_argument("--strategy", choices=STRATEGIES, nargs="*", default=[*STRATEGIES])
-    parser.add_argument("--processes", type=int, help="default: the number of CUDA devices")
+    parser.add_argument("--network", choices=[*TASKS], nargs="+", default=[*TASKS])
+    parser.add_argument("--side", choices=[*PROBES], nargs="+", default=[*PROBES])
+    parser.add_argument("--strategy", choices=STRATEGIES, nargs="+", default=[*STRATEGIES])
+    parser.add_argument("--processes", type=positive, help="default: the number of CUDA devices")
     parser.add_argument("--precision", choices=[*PRECISIONS], default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=20, help="steps before a block")
-    parser.add_argument("--steps", type=int, default=50, help="steps of a block")
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--warm-up", type=positive, default=20, help="steps before those measured")
+    parser.add_argument("--steps", type=positive, default=50, help="steps of a block")
     parser.add_argument("--small", action="store_true", help="tiny networks")
     parser.add_argument("--process", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.process:
         return given
-    if given.device is None:
-        found = devices.visible()
-        if not found:
-            parser.error("torch finds no accelerator; --device cpu --small runs on the CPU")
-        given.device = found[0].type
-    if given.processes is None:
-        given.processes = torch.accelerator.device_count() if given.device == "cuda" else 1
+    seen = devices.visible()
+    if given.device is None and not seen:
+        parser.error("torch finds no accelerator; --device cpu --small runs on the CPU")
+    given.device = given.device or seen[0].type
+    kinds = {"cpu", *(one.type for one in seen)}
+    if given.device not in kinds:
+        parser.error(f"--device {given.device}: torch finds {', '.join(sorted(kinds))}")
+    count = len(seen) if given.device == "cuda" else 1
+    given.processes = given.processes or count
+    if given.device != "cpu" and given.processes > count:
+        parser.error(f"--processes {given.processes}: each takes a CUDA device; there are {count}")
     return given
 
 
