@@ -126,7 +126,6 @@ def resnet(*, is_small: bool) -> Task:
     spec = {
         "network": {"type": "preset", "preset": "resnet18", "args": args},
         "loss": {"type": "CrossEntropyLoss", "inputs": ["fc", "label"]},
-        "memory_format": "channels_last",
         "fields": {"image": {"type": "dense"}, "label": {"type": "integer", "dim": num_classes}},
     }
     return Task(
@@ -179,6 +178,12 @@ class Place:
         return TASKS[self.network](is_small=self.is_small)
 
     @property
+    def memory_format(self) -> str:
+        """The layout of images and the weights of convolutions. FSDP2 takes one only."""
+        is_fast = self.network == "resnet" and self.strategy != "fsdp"
+        return "channels_last" if is_fast else "contiguous_format"
+
+    @property
     def meta(self) -> dict[str, Any]:
         """The description of the dataset."""
         return json.loads((Path(self.table) / "meta.json").read_text())
@@ -225,6 +230,7 @@ def job_of(place: Place, side: str) -> Any:
     """Return the planned job of a side. It has one step more than are measured."""
     task = place.task
     own = {name: item for name, item in task.spec.items() if name != "fields"}
+    own |= {"memory_format": place.memory_format}
     spec: dict[str, Any] = {
         "kind": "train",
         **own,
@@ -276,8 +282,7 @@ def hand(place: Place) -> Block:
     task, device = place.task, place.device
     network, window = started(place), Window(place)
     network.to(device)
-    if "memory_format" in task.spec:
-        network.to(memory_format=getattr(torch, task.spec["memory_format"]))
+    network.to(memory_format=getattr(torch, place.memory_format))
     if place.size > 1:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
@@ -325,7 +330,8 @@ def rows_of(place: Place) -> Iterator[tuple[Tensor, Tensor]]:
     num_rows, size = meta["splits"]["all"], task.batch_size
     for order in by_hand.orders(num_rows, SEED, place.device):
         for first in range(place.number * size, num_rows, size * place.size):
-            yield task.batch(columns, order[first : first + size])
+            x, target = task.batch(columns, order[first : first + size])
+            yield x.contiguous(memory_format=getattr(torch, place.memory_format)), target
 
 
 # --- processes -------------------------------------------------------------------------------

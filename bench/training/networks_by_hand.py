@@ -122,10 +122,9 @@ def batch_of_tokens(columns: Mapping[str, Tensor], rows_B: Tensor) -> tuple[Tens
 
 
 def batch_of_images(columns: Mapping[str, Tensor], rows_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images in ``channels_last``, from 0 to 1, and labels."""
+    """Return images, from 0 to 1, and labels."""
     images = columns["image"].index_select(0, rows_B).float().div_(255)
-    labels = columns["label"].index_select(0, rows_B)
-    return images.contiguous(memory_format=torch.channels_last), labels
+    return images, columns["label"].index_select(0, rows_B)
 
 
 def orders(num_rows: int, seed: int, device: torch.device) -> Iterator[Tensor]:
