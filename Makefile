@@ -5,7 +5,7 @@ PYTEST := $(PY) -m pytest
 # The engine's tests that also run on the simulated accelerator in CI.
 ON_ACCELERATOR := training evaluating skipped_steps
 
-.PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu test-accelerator golden pictures fuzz audit check format bench docs docs-serve clean
+.PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu test-accelerator golden pictures fuzz audit check format bench bench-gpu docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,7 +31,8 @@ up: setup ## start the service and run it until Ctrl-C
 
 test: setup ## all tests except the slow ones
 	$(PYTEST) tests/unit tests/contract tests/soak -n 3 -m "not slow and not gpu"
-	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator $(ON_ACCELERATOR:%=tests/unit/engine/test_%.py) -n 3
+	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator tests/gpu/test_cuda.py \
+	  $(ON_ACCELERATOR:%=tests/unit/engine/test_%.py) -n 3
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
@@ -63,7 +64,8 @@ test-gpu: setup ## the tests that need a CUDA device
 	$(PYTEST) tests/gpu -m gpu
 
 test-accelerator: setup ## all tests of the engine on a simulated accelerator (docs/concepts/devices.md)
-	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator tests/unit/engine -n 3 -m "not slow and not gpu"
+	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator tests/gpu/test_cuda.py tests/unit/engine -n 3 \
+	  -m "not slow"
 
 pictures: setup ## update the screenshots in the documentation; review them
 	SCREENSHOTS=docs/images $(PYTEST) tests/page -n 2 --dist loadfile -m "not slow and not gpu"
@@ -93,6 +95,9 @@ format: setup ## format the code and generate the blocking client
 
 bench: setup ## run the benchmarks of docs/reference/measured.md
 	$(PY) -m bench
+
+bench-gpu: setup ## compare training on an accelerator with a hand-written loop
+	$(PY) -m bench training.accelerator --save accelerator
 
 docs: setup ## build the documentation site in build/site; a broken link fails
 	.venv/bin/zensical build --strict --clean

@@ -1,5 +1,7 @@
 """``make bench``: runs every benchmark of docs/reference/measured.md, one after another.
 
+``make bench-gpu`` runs the one that needs an accelerator.
+
 Each benchmark is a process of its own that prints JSON lines. Run it on an otherwise idle machine;
 quote ratios and medians, never one absolute time. ``--save NAME`` also writes the lines to
 bench/results/.
@@ -38,6 +40,9 @@ BENCHES = (
     "training.parallel",
     "training.sharing",
 )
+ON_ACCELERATORS = ("training.accelerator",)
+"""Only if they are named: they need an accelerator."""
+HELP = "default: all that need no accelerator"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -60,7 +65,7 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Run all benchmarks, or those that are named."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="default: all")
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, *ON_ACCELERATORS, []], help=HELP)
     parser.add_argument("--save", metavar="NAME", help="also write bench/results/NAME.jsonl")
     given = parser.parse_args()
     lines = [json.dumps(machine())]
@@ -73,7 +78,7 @@ def main() -> int:
         print(done.stdout, end="", flush=True)
         lines += done.stdout.splitlines()
         failed += done.returncode != 0
-    if given.save:
+    if given.save and len(lines) > 1:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{given.save}.jsonl").write_text("\n".join(lines) + "\n")
     return 1 if failed else 0

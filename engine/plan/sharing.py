@@ -187,6 +187,7 @@ def check_sharded(spec: TrainJob, network: nn.Module, findings: Findings) -> Non
         )
         detail += f" remove fused, or take {' or '.join(FUSED_ON_SHARDS)}"
         findings.problem("/optimizer/args/fused", detail, "several_processes")
+    _check_layout(spec, network, findings)
     for name, item in network.named_parameters():
         if "fsdp" in axes and not item.dim():
             detail = f"the parameter {name!r} is one number, which fsdp cannot shard: {instead}"
@@ -198,6 +199,20 @@ def check_sharded(spec: TrainJob, network: nn.Module, findings: Findings) -> Non
             detail = "whole tensors of parameters are not kept when a NaN appears if each process"
             detail += " has a part of them: remove full and sample, or watch outputs"
             findings.problem(f"/probes/{number}/want", detail, "several_processes")
+
+
+def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> None:
+    """Refuse a layout that `fully_shard` does not support, which also copies divided layers."""
+    axes, layout = spec.parallel.axes, spec.memory_format
+    if layout == "contiguous_format" or ("fsdp" not in axes and len(axes) == 1):
+        return
+    for name, item in network.named_parameters():
+        if item.dim() == 4:
+            detail = f"torch cannot shard the parameter {name!r} in {layout}: remove memory_format,"
+            findings.problem(
+                "/memory_format", f"{detail} or set strategy data", "several_processes"
+            )
+            return
 
 
 def _check_one_at_a_time(optimizer: Optimizer, findings: Findings) -> None:

@@ -101,6 +101,8 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "test_on_cuda.py::",
     ),
     _CLOCK: (
+        "test_cuda.py::test_a_clock_of_events_measures_what_the_device_does",
+        "test_cuda.py::test_the_governor_measures_with_the_devices_clock",
         "test_timing.py::test_the_time_of_the_data_is_attributed_to_the_data",
         "test_timing.py::test_the_time_that_derived_series_take_is_their_own",
         "test_timing.py::test_the_time_that_hooks_take_is_that_of_the_probes",

@@ -1,6 +1,7 @@
 """Every benchmark still runs. Its measurements are not checked here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,12 @@ SHORT = ("--rounds", "1", "--steps", "3")
 def run(*command: str) -> list[dict]:
     """The lines that a bench prints."""
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # other tests run beside it
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -96,3 +102,26 @@ def test_two_jobs_take_turns_in_one_thread():
     assert "".join(walked) == "ab" + "aaabbb" * 2  # the first step is of nobody's turn
     assert len(first) == len(second) == 2
     assert all(0 <= wall < 60 and 1000 <= cpu < 1060 for wall, cpu in [*first, *second])
+
+
+SMALL = ["bench.training.accelerator", "--device", "cpu", "--small", "--rounds", "1"]
+SMALL += ["--warm-up", "2", "--steps", "3"]
+
+
+def test_a_loop_by_hand_computes_what_the_engine_does_on_an_accelerator():
+    """Else the ratio of their times would say nothing."""
+    lines = run(*SMALL, "--precision", "float32", "--side", "unwatched", "everything")
+    assert [line["network"] for line in lines] == ["transformer, small", "resnet, small"]
+    for line in lines:
+        assert line["ratio"].keys() == {"unwatched", "everything"}
+        assert max(line["loss_difference"].values()) < 1e-5
+        assert all(0 < found["median"] < 60 for found in line["ratio"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["transformer", "resnet"])
+def test_so_do_processes_with_ddp_and_fsdp_by_hand(network):
+    lines = run(*SMALL, "--processes", "2", "--side", "everything", "--network", network)
+    assert [line["strategy"] for line in lines] == ["none", "data", "fsdp"]
+    assert [line["processes"] for line in lines] == [1, 2, 2]
+    assert all(line["loss_difference"]["everything"] < 0.01 for line in lines)

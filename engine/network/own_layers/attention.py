@@ -50,6 +50,8 @@ class DotProductAttention(TakesLengths, nn.Module):
         """Attend; return [B, T, width of the values]."""
         if self.is_causal and query_BTD.shape[1] != key_BSD.shape[1]:
             raise ValueError("is_causal needs as many keys as queries")
+        if lengths is not None and lengths.are_all(key_BSD.shape[1]):
+            lengths = None  # masks nothing; torch has faster kernels without a mask
         query, key, value = (self._heads(item) for item in (query_BTD, key_BSD, value_BSD))
         allowed = self._allowed(key_BSD, lengths)
         output_BNTH = F.scaled_dot_product_attention(

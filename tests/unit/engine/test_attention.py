@@ -119,3 +119,16 @@ def test_steps_behind_the_end_become_zeros():
     assert torch.equal(found[1, :1], x[1, :1])
     assert not found[1, 1:].any()
     assert not found[2].any()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_of_full_length_are_attended_to_without_a_mask(is_causal):
+    """torch's fastest kernels take none; no key is masked, so the result is the same."""
+    torch.manual_seed(0)
+    own = DotProductAttention(2, is_causal=is_causal)
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    found, expected = own(x, x, x, lengths=Lengths(torch.full((3,), 5))), own(x, x, x)
+    assert torch.equal(found, expected)
+    assert type(found.grad_fn) is type(expected.grad_fn), "nothing is filled in"
+    shorter = own(x, x, x, lengths=Lengths(torch.tensor([5, 5, 4])))
+    assert type(shorter.grad_fn) is not type(expected.grad_fn)

@@ -234,6 +234,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "fused": ({"optimizer": {**SGD, "args": FUSED}}, "/optimizer/args/fused", "remove fused"),
     "precision": ({"precision": "float16"}, "/precision", "float16"),
+    "layout": ({"memory_format": "channels_last"}, "/memory_format", "remove memory_format"),
     "strategy": (
         {"parallel": {"data": 2, "fsdp": 2, "strategy": "data"}},
         "/parallel/strategy",
