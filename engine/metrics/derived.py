@@ -101,17 +101,18 @@ class Derived(AbstractContextManager[None]):
         fields: Mapping[str, Field] | None = None,
         scaling: GradScaling | None = None,
         group: Group = ALONE,
+        home: torch.device | None = None,
     ) -> None:
         """Create the series; targets that the job's ``fields`` have checked are not checked again.
 
         ``scaling``: the scaler of gradients with respect to outputs, if they are scaled. ``group``:
         the processes that have the rows of each step together; the values are right in process 0.
+        ``home``: where values are computed if what they read may be on several devices.
         """
         self._group = group
         self._has_rows = self._is_open = True
         self._network = network
-        placement = network.placement
-        self._home = None if placement is None else placement.home
+        self._home = home
         self._scaling = scaling
         self._emit = emit
         self._clock = clock or HostClock()

@@ -115,6 +115,8 @@ class Reporter:
             fields=job.data.fields,
             scaling=learner.scaling,
             group=learner.group,
+            # rows of other processes arrive in host memory
+            home=learner.home if learner.group.is_alone else probes.readback.device,
         )
         self._epoch_metrics = EpochMetrics(job, out.directory, out.emit)
         self.latest: dict[str, float] = {}

@@ -57,7 +57,8 @@ def _of_device(method: str, num_outputs: int = 1) -> Callable[..., Any]:
     ``num_outputs``: how many of the first arguments receive values.
     """
 
-    def run(self: "ProcessGroup", *given: Any) -> Any:
+    def run(self: "ProcessGroup", *given: Any, opts: Any = None) -> Any:
+        given = given if opts is None else (*given, opts)
         results: list[tuple[Tensor, Tensor]] = []
         copies: list[Tensor] = []  # must live until the message has been sent
 
