@@ -220,7 +220,7 @@ def _device(wanted: Devices) -> dict[str, Any]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, wanted.ids))
     kinds = {one.type for one in visible()} if wanted.type == "auto" else {wanted.type}
     if "cuda" in kinds:
-        return {"type": "cuda", "threads": None}
+        return {"type": "cuda", "threads": wanted.threads}
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {"type": "cpu", "threads": wanted.threads or num_cores}
 

@@ -90,8 +90,8 @@ class Settings(BaseSettings):
     quota_running_jobs: NonNegativeInt | None = None
     """Maximum running jobs of one owner; further ones wait. Unset: no limit."""
     quota_devices: NonNegativeInt | None = None
-    """Maximum devices that the jobs of one owner use at once; further jobs wait. Unset: no limit.
-    """
+    """Maximum devices that the jobs of one owner use at once; further jobs wait. CPU cores count,
+    but not one beside each CUDA device. Unset: no limit."""
     quota_storage_bytes: NonNegativeInt | None = None
     """Maximum bytes of the datasets, checkpoints, captures and artifacts of one owner. Above it,
     uploads and jobs are refused. Unset: limited by the disk."""

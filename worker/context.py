@@ -197,7 +197,12 @@ class WorkerContext:
             if len(given) == dispatching.MOST_AT_ONCE:
                 self._dispatch_wanted.set()
             for choice in given:
-                _log.info("assigned", job=choice.job, worker=choice.worker, devices=choice.devices)
+                _log.info(
+                    "assigned",
+                    job=choice.job,
+                    worker=choice.worker,
+                    devices=(*choice.devices, *choice.cores),
+                )
                 failpoint("dispatch.committed")
                 self.notifier.job_assigned(choice.worker, choice.job)
                 failpoint("notify.sent")

@@ -1,6 +1,7 @@
 """Decides which job gets which devices now. ``choose`` is pure; ``dispatch`` is its transaction.
 
-A job gets all its devices at once or none: those of all its processes, on one worker. An
+A job gets all its devices at once or none: those of all its processes, on one worker. With CUDA
+devices it also gets cores, for what its processes do on the host: see `Need.num_cores`. An
 ``infer`` job is short: with ``auto`` it takes a CUDA device or CPU cores, whichever is free, and if
 no core is free it shares one.
 
@@ -67,11 +68,24 @@ class Choice:
     job: str
     worker: str
     devices: tuple[str, ...]
+    """The ids of the devices that it computes on."""
     shared: bool = False
     """Whether another job has this core, and keeps it."""
     owner: str = ""
     is_flexible: bool = False
     """Whether its cores may become more or fewer while it runs."""
+    cores: tuple[str, ...] = ()
+    """The ids of the cores that it gets beside CUDA devices."""
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All devices that it keeps from other jobs."""
+        return () if self.shared else (*self.devices, *self.cores)
+
+    @property
+    def num_counted(self) -> int:
+        """How many devices of the quota it takes."""
+        return quotas.num_counted(len(self.devices), len(self.cores))
 
 
 def choose(
@@ -104,7 +118,7 @@ def choose(
         choice = fleet.place(waiting, room)
         if choice is not None:
             chosen.append(choice)
-            room.take(len(choice.devices))
+            room.take(choice.num_counted)
         elif not (starves and fleet.reserve(waiting.need, room)):
             unplaceable.add((waiting.need, waiting.owner, starves))
     return chosen
@@ -121,10 +135,15 @@ class _Place:
     num_idle: int
     """How many of them no job has."""
     count: int
+    cores: list[str]
+    """The cores that may be taken beside CUDA devices, in the same order."""
+    num_cores: int
+    """How many of them are needed."""
 
     @property
     def missing(self) -> int:
-        return max(0, self.count - len(self.free))
+        lacking = max(0, self.num_cores - len(self.cores))
+        return max(0, self.count - len(self.free)) + lacking
 
 
 class _Fleet:
@@ -151,20 +170,26 @@ class _Fleet:
         preferred = [place for place in ready if place.kind == ready[0].kind]
         best = min(preferred, key=lambda one: (-one.num_idle, -len(one.free), one.worker))
         flexible = best.kind == "cpu" and waiting.need.is_flexible
+        devices, beside = self._take(best)
         return Choice(
             waiting.job,
             best.worker,
-            self._take(best),
+            devices,
             owner=waiting.owner,
             is_flexible=flexible,
+            cores=beside,
         )
 
     def reserve(self, need: Need, room: QuotaLeft) -> bool:
-        """Reserve free devices for a job that needs more of them; return whether there were any."""
+        """Reserve free devices for a job that needs more of them; return whether there were any.
+
+        Cores beside CUDA devices are not reserved while none of those is free.
+        """
         places = self._places(need, room)
         if not places:
             return False
-        return bool(self._take(min(places, key=lambda place: (place.missing, place.worker))))
+        best = min(places, key=lambda place: (place.missing, place.worker))
+        return bool(best.free and self._take(best))
 
     def _places(self, need: Need, room: QuotaLeft) -> list[_Place]:
         """Return where a need could be met, the preferred kind first."""
@@ -178,20 +203,32 @@ class _Fleet:
                 if need.worker not in (None, worker):
                     continue
                 fit = [slot for slot in found if slot.fits(need)]
-                left = self._free[kind, worker]
-                able = [slot for slot in fit if slot.id in left]
-                able.sort(key=lambda slot: (not slot.free, -slot.kept))  # stable
+                able = self._able(kind, worker, fit)
                 idle = sum(slot.free for slot in able)
-                count = need.count(kind, len(fit), idle, room.most_devices)
-                if len(fit) >= count and room.has_for(count):
+                most = room.most_devices
+                count = need.count(kind, len(fit), idle, most)
+                cores = self._all.get("cpu", {}).get(worker, [])
+                beside = [slot.id for slot in self._able("cpu", worker, cores)]
+                num_cores = need.num_cores(kind, len(cores), len(beside), most)
+                has_all = len(fit) >= count and len(cores) >= num_cores
+                if has_all and room.has_for(quotas.num_counted(count, num_cores)):
                     free = [slot.id for slot in able]
-                    places.append(_Place(worker, kind, free, idle, count))
+                    places.append(_Place(worker, kind, free, idle, count, beside, num_cores))
         return places
 
-    def _take(self, place: _Place) -> tuple[str, ...]:
-        taken = tuple(place.free[: place.count])
+    def _able(self, kind: str, worker: str, slots: Sequence[Slot]) -> list[Slot]:
+        """Return those that may be taken: first those that no job has."""
+        left = self._free.get((kind, worker), set())
+        able = [slot for slot in slots if slot.id in left]
+        return sorted(able, key=lambda slot: (not slot.free, -slot.kept))  # stable
+
+    def _take(self, place: _Place) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Take the devices of a place, and the cores beside them."""
+        taken, cores = tuple(place.free[: place.count]), tuple(place.cores[: place.num_cores])
         self._free[place.kind, place.worker] -= set(taken)
-        return taken
+        if cores:
+            self._free["cpu", place.worker] -= set(cores)
+        return taken, cores
 
     def _share(self, waiting: Waiting, room: QuotaLeft) -> Choice | None:
         """Place a brief job on a core that another job has."""
@@ -253,7 +290,7 @@ def _hold(tx: Transaction, plan: _Plan) -> dict[tuple[str, str], Device]:
     Nobody waits for a job that is about to end, and whose supervisor may be stalled: without its
     cores the rest is carried out, and the next sweep tries again.
     """
-    wanted = {(one.worker, id_) for one in plan.chosen if not one.shared for id_ in one.devices}
+    wanted = {(one.worker, id_) for one in plan.chosen for id_ in one.held}
     free = wanted - plan.moves.cores
     held = workers.hold(tx, free)
     return held | workers.hold(tx, (wanted | plan.moves.cores) - free, wait=False)
@@ -271,20 +308,20 @@ def _plan(tx: Transaction, settings: Settings, most: int) -> _Plan:
     placed = [choice for choice in chosen if not choice.shared]
     if not (flexible or any(choice.is_flexible for choice in placed)):
         return _Plan(chosen, Moves())
-    taken = {(one.worker, id_) for one in placed for id_ in one.devices}
+    taken = {(one.worker, id_) for one in placed for id_ in one.held}
     new = [
         FlexibleJob(one.job, 0, one.owner, one.worker, len(one.devices), one.devices)
         for one in placed
         if one.is_flexible
     ]
     mine = {job.job for job in flexible}
-    fixed = {(one.worker, id_) for one in placed if not one.is_flexible for id_ in one.devices}
+    fixed = {(one.worker, id_) for one in placed if not one.is_flexible for id_ in one.held}
     usable = {(w, id_) for w, id_, job in workers.usable_cores(tx) if job is None or job in mine}
     owners = {job.owner for job in [*flexible, *new]}
     room = quotas.room_for(tx, settings, owners, cores.cores_by_owner(flexible))
     for one in placed:
         if one.owner in room and not one.is_flexible:
-            room[one.owner] -= len(one.devices)
+            room[one.owner] -= one.num_counted
     moves = cores.redistribute(flexible, usable - fixed, room, new=new, taken=taken)
     extra: dict[str, list[str]] = {}
     for (_, id_), job in moves.granted:
@@ -338,7 +375,7 @@ def _assign(
     tx: Transaction, choice: Choice, held: Mapping[tuple[str, str], Device], settings: Settings
 ) -> bool:
     """Assign a choice, unless one of its devices was taken, failed or disappeared meanwhile."""
-    names = [(choice.worker, id_) for id_ in choice.devices]
+    names = [(choice.worker, id_) for id_ in (*choice.devices, *choice.cores)]
     if choice.shared:
         held = workers.devices(tx, names)
     rows = [held[name] for name in names if name in held]

@@ -75,9 +75,10 @@ class JobRank(Document):
     device: str
     """Its CUDA device, or the first of its CPU cores. With `parallel.strategy` `placed` it has all
     CUDA devices of the job, and this is the first."""
-    threads: int | None
-    """The number of its CPU cores, each with one torch thread; null on CUDA. It changes while the
-    job runs if the spec names no ``threads``."""
+    threads: int
+    """The number of its torch threads. On CPU cores it has one on each, and the number changes
+    while the job runs if the spec names no ``threads``. With CUDA devices it is ``threads``, or
+    one."""
     state: str
     """The state of the job: its processes start and end together."""
 
@@ -163,6 +164,8 @@ class PlannedDevice(Document):
     id: str
     name: str
     memory_bytes: int | None
+    host_memory_bytes: int | None
+    """The memory of its worker's host; of a CPU core that is its ``memory_bytes``."""
     free: bool
 
 

@@ -67,18 +67,20 @@ def ranks_of(job: Job) -> list[dict[str, Any]]:
     """Return the processes of a job that has devices, by rank."""
     ids: list[int] = job.wants.get("ids") or []
     order = {number: place for place, number in enumerate(ids)}
-    held = sorted(job.devices, key=lambda one: order.get(_number(one["id"]), _number(one["id"])))
-    processes: int = Need.of(job.wants, job.kind).processes
-    each = len(held) // processes
+    need = Need.of(job.wants, job.kind)
+    kinds = [str(one["kind"]) for one in job.devices]
+    held = [one for one in job.devices if one["kind"] == "cuda"] or job.devices
+    held = sorted(held, key=lambda one: order.get(_number(one["id"]), _number(one["id"])))
+    each = len(held) // need.processes
     return [
         {
             "rank": rank,
             "worker": held[rank * each]["worker"],
             "device": held[rank * each]["id"],
-            "threads": each if held[0]["kind"] == "cpu" else None,
+            "threads": need.num_threads(kinds),
             "state": job.state,
         }
-        for rank in range(processes if each else 0)
+        for rank in range(need.processes if each else 0)
     ]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
@@ -139,7 +139,7 @@ def _mark_fitting(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> Non
     for one in _strategies(plan):
         processes = plan["parallel"]["processes"]
         sizes = _sizes(devices, one["memory"], processes, one.get("host_bytes"))
-        one["fits"] = any(needed <= size for size, needed in sizes) if sizes else None
+        one["fits"] = any(size.is_enough for size in sizes) if sizes else None
 
 
 def _strategies(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -164,20 +164,30 @@ def _refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[
         pointer, fix = "/sizes_bytes", "send smaller messages, or use fewer processes"
     if parts := _parts(plan):
         _refuse_overfull(parts, spec.devices, devices)
-        return
     for one in _strategies(plan):
         if one["fits"]:
             fix = f"set parallel.strategy to {one['strategy']}, or {fix}"
     processes = 1 if isinstance(spec, InferJob) else spec.processes
     sizes = _sizes(devices, plan["memory"], processes, _host_bytes(plan))
-    if sizes and all(needed > size for size, needed in sizes):
-        size, needed = max(sizes)
-        detail = (
-            f"it needs about {needed / 2**30:.1f} GiB, and the largest device that it may get has "
-            f"{size / 2**30:.1f} GiB; {fix}"
-        )
-        problem = FieldProblem(pointer, detail, "too_large")
-        raise InvalidSpec(f"{pointer}: {detail}", problems=[problem])
+    if parts:
+        on_host = _on_host(plan["memory"], 1, None)
+        sizes = [host for one in devices if (host := _host_size(one, on_host))]
+    if not sizes or any(size.is_enough for size in sizes):
+        return
+    largest = max(sizes)
+    what = "the largest device that it may get"
+    if largest.is_of_host:
+        what = "the largest host of such a device"
+        pointer, fix = "/data", "take fewer rows"
+        fix += ", or use fewer processes" if processes > 1 else ""
+        if isinstance(spec, TrainJob) and spec.data.shuffle.buffer_size is None:
+            fix = f"set data.shuffle.buffer_size, which keeps rows in files, or {fix}"
+    detail = (
+        f"it needs about {largest.needed_bytes / 2**30:.1f} GiB, and {what} has "
+        f"{largest.size_bytes / 2**30:.1f} GiB; {fix}"
+    )
+    problem = FieldProblem(pointer, detail, "too_large")
+    raise InvalidSpec(f"{pointer}: {detail}", problems=[problem])
 
 
 def _parts(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -212,26 +222,68 @@ def _host_bytes(plan: Mapping[str, Any]) -> int | None:
     return parallel.get("host_bytes")
 
 
+class _Size(NamedTuple):
+    """The memory of a device or of its host, and what is needed of it."""
+
+    size_bytes: int
+    needed_bytes: int
+    is_of_host: bool = False
+    """Whether it is the memory of the host of a CUDA device."""
+
+    @property
+    def is_enough(self) -> bool:
+        return self.needed_bytes <= self.size_bytes
+
+
 def _sizes(
     devices: list[dict[str, Any]],
     memory: Mapping[str, int],
     processes: int,
     host_bytes: int | None = None,
-) -> list[tuple[int, int]]:
-    """Return the memory of each device that is known, and what is needed of it, in bytes.
+) -> list[_Size]:
+    """Return the memory of each device, or that of its host if only that is too small.
 
-    On CPU cores all processes share the memory of the host. Checkpoints are written from host
-    memory on every device. ``memory``: of each process, or of the one that needs the most;
-    ``host_bytes``: of all together, if there are several.
+    Devices whose memory is not known are omitted. On CPU cores all processes share the memory of
+    the host. Checkpoints are written from host memory on every device. Rows that take more than a
+    quarter of a CUDA device's memory are not moved to it, as in `engine.data.batches.rows`.
+    ``memory``: of each process, or of the one that needs the most; ``host_bytes``: of all together,
+    if there are several.
     """
-    host_only = memory["checkpoint_bytes"]
+    host_only, rows = memory["checkpoint_bytes"], memory.get("data_bytes", 0)
     each = memory["total_bytes"] - host_only
     together = each * processes + host_only if host_bytes is None else host_bytes
-    return [
-        (one["memory_bytes"], together if one["kind"] == "cpu" else each)
-        for one in devices
-        if one["memory_bytes"] is not None
-    ]
+    on_host = _on_host(memory, processes, host_bytes)
+    found: list[_Size] = []
+    for one in devices:
+        size, host = one["memory_bytes"], _host_size(one, on_host)
+        own = None
+        if size is not None:
+            on_device = each - rows if rows > size // 4 else each
+            own = _Size(size, together if one["kind"] == "cpu" else on_device)
+        if host is not None and not host.is_enough and (own is None or own.is_enough):
+            own = host
+        found += [] if own is None else [own]
+    return found
+
+
+def _on_host(memory: Mapping[str, int], processes: int, host_bytes: int | None) -> int:
+    """Return what a job on CUDA devices needs of its host's memory, as of `_sizes`.
+
+    Each process reads its rows into it first, and checkpoints are written from it. Of processes
+    that differ, at least that much.
+    """
+    saved, rows = memory["checkpoint_bytes"], memory.get("data_bytes", 0)
+    if host_bytes is not None:
+        saved = max(saved, host_bytes - processes * (memory["total_bytes"] - saved))
+    return processes * rows + saved
+
+
+def _host_size(device: Mapping[str, Any], needed_bytes: int) -> _Size | None:
+    """Return the memory of a CUDA device's host; None: it is not known, or a CPU core."""
+    size = device["host_memory_bytes"]
+    if size is None or device["kind"] == "cpu":
+        return None
+    return _Size(size, needed_bytes, is_of_host=True)
 
 
 def _check_start(found: JobInputs, resolved: dict[str, Any], plan: Mapping[str, Any]) -> None:
@@ -392,7 +444,8 @@ def _find_devices(
     if not fitting:
         raise _unavailable(*_why_none(wanted, [row for row, _ in able]))
     fitting = _with_memory(wanted, fitting, hosts)
-    _check_number(spec, Counter((row.worker, row.kind) for row, _ in fitting))
+    num_cores = Counter(row.worker for row, _ in able if row.healthy and row.kind == "cpu")
+    _check_number(spec, Counter((row.worker, row.kind) for row, _ in fitting), num_cores)
     warnings: list[dict[str, str]] = []
     if all(state != "active" for _, state in fitting):
         warnings.append(_warning("no worker with such a device takes jobs now: the job waits"))
@@ -406,17 +459,30 @@ def _find_devices(
     ], warnings
 
 
-def _check_number(spec: AnyJob, numbers: Mapping[tuple[str, str], int]) -> None:
-    """Check that a worker has enough devices.
+def _check_number(
+    spec: AnyJob, numbers: Mapping[tuple[str, str], int], num_cores: Mapping[str, int]
+) -> None:
+    """Check that a worker has enough devices, and cores beside them.
 
-    ``numbers``: the healthy devices that fit, by worker and kind.
+    ``numbers``: the healthy devices that fit, by worker and kind. ``num_cores``: the healthy cores
+    of each worker.
 
     Raises:
         DeviceUnavailable: none has.
     """
     need = Need.of(wants(spec.model_dump(mode="json")), spec.kind)
-    if any(found >= need.count(kind, found, found) for (_, kind), found in numbers.items()):
+    able = [
+        (kind, num_cores.get(worker, 0))
+        for (worker, kind), found in numbers.items()
+        if found >= need.count(kind, found, found)
+    ]
+    if any(found >= need.num_cores(kind, found, found) for kind, found in able):
         return
+    if able:  # CUDA devices, and threads for each process
+        most = max(found for _, found in able)
+        number = need.num_cores("cuda", most, most)
+        detail = f"no worker with such devices has {number} CPU cores; the most is {most}: set"
+        raise _unavailable("/devices/threads", f"{detail} fewer threads, or leave it out")
     most = max(numbers.values())
     if spec.devices.type == "cpu":
         number = need.count("cpu", most, most)
@@ -499,6 +565,7 @@ def _shown(row: Device, host: Worker, *, free: bool) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "memory_bytes": _memory_of(row, host),
+        "host_memory_bytes": host.info.get("memory_bytes"),
         "free": free,
     }
     return dict(shown)

@@ -350,7 +350,8 @@ class Data(Spec):
     then read in the first epoch only, and later epochs are shuffled as a whole."""
     workers: int = Constraint(default=0, ge=0, le=64)
     """Number of threads that prepare batches ahead of training. 0: each batch is prepared when it
-    is needed. The numbers are the same."""
+    is needed. The numbers are the same. On CUDA, each process leases a CPU core for each of them,
+    unless ``devices.threads`` is set."""
     bucket_by_length: BucketByLength | None = None
     """Groups rows of similar length into batches. Default: rows are batched regardless of their
     lengths."""

@@ -93,10 +93,12 @@ class Devices(Spec):
     ``parallel``: process 0 gets the first one, which with ``placed`` is device 0 of the layers.
     Requires ``type`` ``cuda``. Example: ``[2, 3]``."""
     threads: int | None = Constraint(default=None, ge=1, le=1024)
-    """Number of CPU cores of each process, each with one torch thread, from the start to the end.
-    Requires ``type`` ``cpu``. Default: at least one, and those that no other job needs, so the
-    number changes as jobs come and leave; for ``infer`` jobs, half of the worker's cores if they
-    are free, at least one. Example: ``4``."""
+    """Number of CPU cores of each process, each with one torch thread, from the start to the end;
+    on CUDA they launch kernels and prepare batches. Requires ``type`` ``cpu`` or ``cuda``. Default
+    on CPU cores: at least one, and those that no other job needs, so the number changes as jobs
+    come and leave; for ``infer`` jobs, half of the worker's cores if they are free, at least one.
+    Default on CUDA: one torch thread, and cores for it and for each of ``data.workers``, but no
+    more than the worker has; for ``infer`` jobs, one core if it is free. Example: ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
     min_memory_gib: PositiveFloat | None = Constraint(default=None, le=1_000_000)
@@ -105,11 +107,12 @@ class Devices(Spec):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        wanted = {"count": "cuda", "ids": "cuda", "threads": "cpu"}
-        for name, kind in wanted.items():
-            if self.type != kind and getattr(self, name) is not None:
-                detail = f"{name} applies to type {kind} only, and type is {self.type!r}"
-                raise WrongAt(name, detail=f"{detail}: remove {name}, or set type to {kind}")
+        wanted = {"count": ("cuda",), "ids": ("cuda",), "threads": ("cpu", "cuda")}
+        for name, kinds in wanted.items():
+            if self.type not in kinds and getattr(self, name) is not None:
+                only = " or ".join(kinds)
+                detail = f"{name} applies to type {only} only, and type is {self.type!r}"
+                raise WrongAt(name, detail=f"{detail}: remove {name}, or set type to {only}")
         check_at_most_one(self, "count", "ids")
         if self.ids is not None and (again := repeated(self.ids)) is not None:
             detail = f"device {self.ids[again]} is listed twice: list each device once"

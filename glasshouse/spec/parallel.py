@@ -54,7 +54,8 @@ class Parallel(Spec):
     ``data.global_batch_size`` is set, the first of ``tensor`` and ``pipeline`` that fits."""
     processes: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)
     """Number of processes. On CPU cores, each gets ``devices.threads`` cores; on CUDA, each gets
-    one device. Default: on CUDA the number of devices; on CPU it must be given. Example: ``2``."""
+    one device, and cores beside it. Default: on CUDA the number of devices; on CPU it must be
+    given. Example: ``2``."""
     data: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)
     """Number of copies of the network, for a combination with others. Example: ``2``."""
     fsdp: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)

@@ -75,7 +75,7 @@ def usage(tx: Session, owner: str) -> dict[str, int]:
     return {
         "queued_jobs": _count_queued(tx, owner),
         "running_jobs": _count_running(tx, owner),
-        "devices": _count_devices(tx, owner),
+        "devices": _devices_by_owner(tx, owner)[owner],
         "storage_bytes": stored_bytes(tx, owner),
         "uploads": _count_uploads(tx, owner),
     }
@@ -84,7 +84,7 @@ def usage(tx: Session, owner: str) -> dict[str, int]:
 def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | None = None) -> None:
     """Check that one more job may be queued, in the transaction that stores it.
 
-    ``threads``: the number of threads that it asks for.
+    ``threads``: the number of threads that all its processes together ask for.
 
     Raises:
         InvalidSpec: It asks for more devices than the owner may ever have.
@@ -101,7 +101,7 @@ def _refuse_endless_wait(threads: int | None, limit: int | None) -> None:
     if threads is None or limit is None or threads <= limit:
         return
     detail = (
-        f"asks for {threads:,} devices, and the quota of devices is {limit:,}: the job would wait "
+        f"asks for {threads:,} cores, and the quota of devices is {limit:,}: the job would wait "
         f"for ever; ask for {limit:,} at most, leave it out, or ask an admin for more"
     )
     raise InvalidSpec(
@@ -242,9 +242,29 @@ def _by_owner(tx: Session, counts: Select[str, int]) -> dict[str, int]:
     return {owner: int(count) for owner, count in rows}
 
 
-def _devices_by_owner(tx: Session) -> Counter[str]:
-    held = select(Job.owner, func.count()).join(Device, Device.job == Job.id)
-    return Counter(_by_owner(tx, held))
+def num_counted(num_devices: int, num_cores: int) -> int:
+    """Return how many devices a job counts as that has cores beside its CUDA devices.
+
+    A core for each CUDA device belongs to it; others count.
+    """
+    return max(num_devices, num_cores)
+
+
+def _devices_by_owner(tx: Session, owner: str | None = None) -> Counter[str]:
+    """Return how many devices the jobs of each owner, or of one, count as."""
+    num_devices = func.count().filter(Device.kind != "cpu")
+    num_cores = func.count().filter(Device.kind == "cpu")
+    held = (
+        select(Job.owner, num_devices, num_cores)
+        .join(Device, Device.job == Job.id)
+        .group_by(Job.id, Job.owner)
+    )
+    if owner is not None:
+        held = held.where(Job.owner == owner)
+    found = Counter[str]()
+    for name, has_devices, has_cores in tx.execute(held):
+        found[name] += num_counted(has_devices, has_cores)
+    return found
 
 
 def _left(limit: int | None, count: int) -> int | None:
@@ -265,11 +285,6 @@ def _count_queued(tx: Session, owner: str) -> int:
 def _count_running(tx: Session, owner: str) -> int:
     query = select(func.count()).where(Job.owner == owner, Job.state.in_(LIVE))
     return int(tx.scalar(query) or 0)
-
-
-def _count_devices(tx: Session, owner: str) -> int:
-    query = select(func.count()).select_from(Device).join(Job, Job.id == Device.job)
-    return int(tx.scalar(query.where(Job.owner == owner)) or 0)
 
 
 def _count_uploads(tx: Session, owner: str) -> int:

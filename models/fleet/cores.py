@@ -1,8 +1,9 @@
-"""The CPU cores of training jobs that name no number of threads: who has how many, and who should.
+"""The CPU cores of jobs that train on cores and name no number of threads: who has how many.
 
 Such a job is flexible. It starts with one core for each of its processes and gets more while no
 other job needs them: the cores of a worker that no other job has are divided among its flexible
-jobs. A job that names ``threads``, and an ``infer`` job, keeps the cores that it started with.
+jobs. A job that names ``threads``, an ``infer`` job, and a job with CUDA devices keeps the cores
+that it started with.
 
 Only rows of devices are written here. The supervisor of a job finds them changed with its next
 write, at most a second later, and the processes change their threads at the next step boundary.
@@ -13,8 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session, aliased
 
 from models.jobs.needs import Need
 from models.state import LIVE
@@ -45,10 +46,12 @@ class FlexibleJob:
 def flexible_jobs(tx: Session) -> list[FlexibleJob]:
     """Return the flexible jobs that have cores, by id."""
     columns = (Job.id, Job.fence, Job.owner, Job.kind, Job.wants, Device.worker, Device.id)
+    other = aliased(Device)
+    has_cuda = exists(select(other.id).where(other.job == Job.id, other.kind != "cpu"))
     rows = tx.execute(
         select(*columns)
         .join(Device, (Device.job == Job.id) & (Device.fence == Job.fence))
-        .where(Device.kind == "cpu", Job.kind == "train", Job.state.in_(LIVE))
+        .where(Device.kind == "cpu", Job.kind == "train", Job.state.in_(LIVE), ~has_cuda)
         .order_by(Job.id, Device.healthy.desc(), Device.number)
     )
     found: dict[str, FlexibleJob] = {}

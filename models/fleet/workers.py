@@ -235,8 +235,8 @@ def info_of(tx: Session, worker: str) -> dict[str, Any]:
 
 
 def devices_of(tx: Session, job: Job) -> list[Device]:
-    """Return the devices that a job has now, or the cores that it shares."""
-    query = select(Device).order_by(Device.kind, Device.number)
+    """Return the devices that a job has now, or the cores that it shares; CUDA devices first."""
+    query = select(Device).order_by(Device.kind.desc(), Device.number)
     held = list(tx.scalars(query.where(Device.job == job.id)))
     if held or job.kind != "infer":
         return held

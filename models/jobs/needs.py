@@ -1,6 +1,6 @@
 """The devices that a job asks for, and how many of a worker's devices meet that. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,18 @@ GIB = 1 << 30
 
 
 def wants(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a resolved spec asks for: its ``devices``, and ``processes`` if several."""
+    """Return what a resolved spec asks for: its ``devices``, and what else decides on cores.
+
+    That is ``processes`` if there are several, and ``data_workers`` of each if the job may get CUDA
+    devices.
+    """
     asked: dict[str, Any] = dict(resolved.get("devices") or {})
-    processes = num_processes(resolved)
-    return asked if processes == 1 else {**asked, "processes": processes}
+    if (processes := num_processes(resolved)) > 1:
+        asked["processes"] = processes
+    data: Mapping[str, Any] = resolved.get("data") or {}
+    if data.get("workers") and asked.get("type") != "cpu":
+        asked["data_workers"] = data["workers"]
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +32,21 @@ class Need:
     ids: tuple[int, ...] | None = None
     """The numbers of the CUDA devices; None: any."""
     threads: int | None = None
-    """CPU cores of each process; None: at least one, and more while no other job needs them."""
+    """CPU cores of each process, each with one torch thread. None: on CPU cores at least one, and
+    more while no other job needs them; with CUDA devices see `num_cores`."""
     worker: str | None = None
     brief: bool = False
     """Whether it is an ``infer`` job: it takes what is free, and may share a core."""
     processes: int = 1
-    """Number of processes; each gets ``threads`` cores, or a CUDA device."""
+    """Number of processes; each gets ``threads`` cores, or a CUDA device and cores beside it."""
     min_memory_bytes: int = 0
     """Minimum memory of each device; of CPU cores, that of their host."""
     trains: bool = True
     """Whether it is a training job: the others keep the cores that they start with."""
     num_devices: int | None = None
     """Number of CUDA devices; None: one for each process. One process may have several."""
+    data_workers: int = 0
+    """Threads of each process that prepare batches."""
 
     @classmethod
     def of(cls, wants: Mapping[str, Any], job_kind: str = "train") -> "Need":
@@ -51,6 +62,7 @@ class Need:
             int((wants.get("min_memory_gib") or 0) * GIB),
             job_kind == "train",
             wants.get("count") or len(ids or ()) or None,
+            wants.get("data_workers") or 0,
         )
 
     @property
@@ -86,6 +98,33 @@ class Need:
             return self.processes
         half = num_all // 2 if most is None else min(num_all // 2, most)
         return max(1, min(half, num_free))
+
+    def num_cores(self, kind: str, num_all: int, num_free: int, most: int | None = None) -> int:
+        """Return how many cores of a worker it needs beside devices of a kind to start.
+
+        Beside CPU cores none. Beside CUDA devices, without ``threads``, one for each process, which
+        launches the kernels, and one for each of its data workers, but no more than the worker has.
+        A brief job takes one if it is free. ``num_all``: the worker's cores. ``most``: the quota's
+        limit.
+        """
+        if kind == "cpu":
+            return 0
+        if self.threads is not None:
+            return self.threads * self.processes
+        if self.brief:
+            return min(1, num_free)
+        wanted = self.processes * (1 + self.data_workers)
+        return min(wanted, num_all if most is None else min(num_all, most))
+
+    def num_threads(self, kinds: Sequence[str]) -> int:
+        """Return the torch threads of each process; ``kinds``: those of the job's devices.
+
+        On CPU cores one for each core. With CUDA devices they are as named, or one: the other cores
+        are those of data workers.
+        """
+        if "cuda" in kinds:
+            return self.threads or 1
+        return max(1, len(kinds) // self.processes)
 
     def kinds(self, cuda: Mapping[str, int]) -> tuple[str, ...]:
         """Return the kinds of devices that meet it, the preferred one first.

@@ -94,15 +94,18 @@ def test_a_job_that_could_never_have_its_devices_is_refused_by_its_field(
     ada, bob, _ = tenants
     limit(devices=4)
 
-    def asks(client: httpx2.Client, threads: int) -> httpx2.Response:
+    def asks(client: httpx2.Client, threads: int, processes: int = 1) -> httpx2.Response:
         devices = {"type": "cpu", "threads": threads}
-        return client.post("/api/v1/jobs", json=small_job(digits(client), devices=devices))
+        more = {"parallel": {"strategy": "data", "processes": processes}} if processes > 1 else {}
+        return client.post("/api/v1/jobs", json=small_job(digits(client), devices=devices, **more))
 
     answer = asks(ada, 5)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
     (problem,) = answer.json()["errors"]
     assert problem["pointer"] == "/devices/threads"
     assert "quota of devices is 4" in problem["detail"]
+    assert "asks for 6 cores" in asks(ada, 3, 2).json()["errors"][0]["detail"]
+    assert asks(ada, 2, 2).status_code == 201
     assert asks(ada, 4).status_code == 201
     assert asks(bob, 5).status_code == 201
 

@@ -17,13 +17,15 @@ class Cores:
 
     def __init__(self, job: Job) -> None:
         self._worker = job.worker
-        self._processes = Need.of(job.wants, job.kind).processes
+        self._need = Need.of(job.wants, job.kind)
+        self._is_fixed = any(one["kind"] != "cpu" for one in job.devices)
+        """Whether it has CUDA devices: then its cores stay as they are."""
         self._stored = self._held = frozenset(str(one["id"]) for one in job.devices)
         self._sent: int | None = None
 
     def receive(self, beat: LeaseState) -> None:
         """Take the devices that a write of this attempt returned."""
-        if any(device.startswith("cpu:") for device in beat.devices):
+        if beat.devices and not self._is_fixed:
             self._held = beat.devices
 
     @property
@@ -46,7 +48,9 @@ class Cores:
 
     def deliver(self, rank: Ranks) -> None:
         """Tell the processes of another number of threads."""
-        threads = max(1, len(self._held) // self._processes)
+        if self._is_fixed:
+            return
+        threads = self._need.num_threads(["cpu"] * len(self._held))
         if self._sent is not None and threads != self._sent:
             self._sent = threads
             rank.tell({"do": "threads", "threads": threads})

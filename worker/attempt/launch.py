@@ -27,6 +27,7 @@ from glasshouse.spec.parallel import num_processes
 from models.database import Transaction
 from models.fleet import workers
 from models.jobs import attempts, checkpoints, commands, jobs
+from models.jobs.needs import Need
 from models.observations import probes
 from models.storage import datasets
 from models.tables import Checkpoint, Device
@@ -198,7 +199,7 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
     saved = _checkpoint(tx, spec)
     start = attempts.start_of(tx, attempt.claim)
     first = None if start is None else start.step
-    num_ranks = num_processes(spec)
+    need = Need.of(job.wants, job.kind)
     try:
         saved_dir = saved and str(artifacts.local(saved.key))
         return {
@@ -211,7 +212,7 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
             },
             "device": {
                 "type": held[0].kind,
-                "threads": max(1, sum(device.kind == "cpu" for device in held) // num_ranks),
+                "threads": need.num_threads([device.kind for device in held]),
                 "peak_flops": peak_flops(held, workers.info_of(tx, held[0].worker)),
             },
             "flops": job.plan.get("flops"),
@@ -234,9 +235,10 @@ def environments(spec: Mapping[str, Any], held: Sequence[Device]) -> list[dict[s
     sees one device; one rank sees all of them.
     """
     ids: list[int] = spec["devices"].get("ids") or []
+    cuda = [device for device in held if device.kind == "cuda"]
     if ids:  # process 0 gets the first one, which is device 0 of its layers
-        held = sorted(held, key=lambda device: ids.index(device.number))
-    uuids = [device.uuid for device in held if device.kind == "cuda" and device.uuid]
+        cuda.sort(key=lambda device: ids.index(device.number))
+    uuids = [device.uuid for device in cuda if device.uuid]
     num_ranks = num_processes(spec)
     shares = [uuids[n : n + 1] for n in range(num_ranks)] if num_ranks > 1 else [uuids]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
@@ -256,9 +258,12 @@ def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
 
 
 def peak_flops(held: Sequence[Device], info: dict[str, Any]) -> float | None:
-    """Return the peak FLOP/s of a job's devices together; None if one is not known."""
+    """Return the peak FLOP/s of a job's devices together; None if one is not known.
+
+    Cores beside CUDA devices do not count.
+    """
     peak = 0.0
-    for device in held:
+    for device in [one for one in held if one.kind == "cuda"] or held:
         tera = _TERA.get(device.name)
         known = info.get("core_flops") if device.kind == "cpu" else tera and tera * 1e12
         if known is None:

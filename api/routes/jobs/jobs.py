@@ -33,6 +33,7 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import KINDS, AnyJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
+from glasshouse.spec.parallel import num_processes
 from models.access import quotas
 from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Transaction
@@ -118,6 +119,7 @@ def store(
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
         threads = prepared.resolved["devices"].get("threads")
+        threads = threads and threads * num_processes(prepared.resolved)
         quotas.admit_job(tx, caller.owner, app_state.settings, threads=threads)
         job = _add(tx, caller, prepared, parent)
         failpoint("submit.commit")

@@ -250,6 +250,11 @@ class _Host:
         free = sum(one.free for one in fit)
         return free >= need.count(kind, len(fit), free)
 
+    def has_cores(self, kind: str, need: Need) -> bool:
+        """Return whether enough of these cores are free beside devices of a kind."""
+        free = sum(one.free for one in self.devices)
+        return free >= need.num_cores(kind, len(self.devices), free)
+
 
 class Fleet:
     """The devices of workers that take jobs, read once for all queued jobs."""
@@ -316,8 +321,17 @@ class Fleet:
             return "the disk of every worker is nearly full", False
         if not any(host.has_free(need) for _, _, host in hosts):
             return "no free device", False
-        enough = any(host.has_enough(kind, need) for kind, _, host in hosts)
-        return "about to start" if enough else "not enough free devices", True
+        return self._look_at_free(need, hosts)
+
+    def _look_at_free(self, need: Need, hosts: list[tuple[str, str, _Host]]) -> tuple[str, bool]:
+        """Return as `_look` does, where a device is free; ``hosts``: kind, worker, devices."""
+        enough = [(kind, worker) for kind, worker, host in hosts if host.has_enough(kind, need)]
+        if not enough:
+            return "not enough free devices", True
+        cores = self._hosts.get("cpu", {})
+        if any(cores.get(worker, _Host()).has_cores(kind, need) for kind, worker in enough):
+            return "about to start", True
+        return "not enough free CPU cores", False
 
     def _absent(self, named: str | None) -> str | None:
         """Return why no worker, or not the worker that the job names, can take it; else None."""

@@ -117,14 +117,14 @@ def device_of(text: str) -> Document:
 def moved(spec: Mapping[str, Any], device: str) -> Document:
     """Change the device of a spec, or of a merge patch of one; ``device`` is as in `device_of`.
 
-    The worker is kept, and for ``cpu`` also the number of threads. The other fields are set to
-    null, which removes them.
+    The worker is kept, and except for ``auto`` also the number of threads. The other fields are set
+    to null, which removes them.
 
     Raises:
         ValueError: the device name is invalid.
     """
     chosen = device_of(device)
-    others = ("count", "ids") if chosen["type"] == "cpu" else ("count", "ids", "threads")
+    others = ("count", "ids", "threads") if chosen["type"] == "auto" else ("count", "ids")
     held = spec.get("devices")
     kept = cast("Document", held) if isinstance(held, dict) else {}
     return {**spec, "devices": kept | dict.fromkeys(others) | chosen}

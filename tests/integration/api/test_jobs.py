@@ -385,6 +385,69 @@ def two_cards(service: Api, memory: int) -> Generator[None]:
             workers.forget(tx, "host-c")
 
 
+def test_a_job_on_gpus_is_refused_threads_that_their_host_does_not_have(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    cores = [FoundDevice(f"cpu:{n}", "cpu", n, "core") for n in range(5)]
+    cards = [FoundDevice(f"cuda:{n}", "cuda", n, "a card") for n in range(2)]
+    hosts = {"host-d": [*cores[:3], *cards], "host-e": cores}
+    with each_service.database.write() as tx:
+        for name, found in hosts.items():
+            workers.register(tx, worker=name, host="d", pid=1, version="0", info={}, devices=found)
+    try:
+        two = {"strategy": "data", "processes": 2}
+        for devices, more in (
+            ({"type": "cuda", "threads": 4}, {}),
+            ({"type": "cuda", "threads": 2}, {"parallel": two}),
+        ):
+            answer = api.post("/api/v1/jobs", json=spec | {"devices": devices} | more)
+            assert (answer.status_code, answer.json()["code"]) == (422, "device_unavailable")
+            (problem,) = answer.json()["errors"]
+            assert problem["pointer"] == "/devices/threads"
+            assert "has 4 CPU cores; the most is 3: set fewer threads" in problem["detail"]
+        made(api, spec | {"devices": {"type": "cuda", "threads": 3}})
+        loading = spec["data"] | {"workers": 8}
+        job = made(api, spec | {"data": loading, "devices": {"type": "cuda"}, "parallel": two})
+        (queued,) = [
+            one for one in api.get("/api/v1/queue").json()["data"] if one["job"] == job["id"]
+        ]
+        assert (queued["devices"]["processes"], queued["devices"]["data_workers"]) == (2, 8)
+    finally:
+        with each_service.database.write() as tx:
+            for name in hosts:
+                workers.forget(tx, name)
+
+
+def test_the_rows_of_a_job_on_a_gpu_fit_into_the_memory_of_its_host(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    card = FoundDevice("cuda:0", "cuda", 0, "a card", memory_bytes=1 << 30)
+    on_card = spec | {"devices": {"type": "cuda"}}
+
+    def planned(memory: int) -> httpx2.Response:
+        info = {"memory_bytes": memory}
+        with each_service.database.write() as tx:
+            workers.register(
+                tx, worker="host-f", host="f", pid=1, version="0", info=info, devices=[card]
+            )
+        return api.post("/api/v1/plan", json=on_card)
+
+    try:
+        plan = planned(1 << 40).json()
+        documents.Plan.model_validate(plan)
+        assert plan["devices"][0]["host_memory_bytes"] == 1 << 40
+        needed = plan["memory"]["data_bytes"] + plan["memory"]["checkpoint_bytes"]
+        assert planned(needed).status_code == 200
+        answer = planned(needed - 1)
+        assert answer.status_code == 422
+        (problem,) = answer.json()["errors"]
+        assert (problem["pointer"], problem["code"]) == ("/data", "too_large")
+        assert "set data.shuffle.buffer_size" in problem["detail"]
+    finally:
+        with each_service.database.write() as tx:
+            workers.forget(tx, "host-f")
+
+
 def test_auto_is_the_first_strategy_that_fits_into_the_memory_of_the_devices(
     each_service: Api, api: httpx2.Client, spec: dict[str, Any]
 ):
@@ -440,7 +503,9 @@ def test_the_stages_of_a_pipeline_are_planned_and_fit_into_the_memory_of_the_dev
         assert resolved == plan["spec"] | {"name": resolved["name"]}
         assert {layer["stage"] for layer in resolved["network"]["layers"]} == {0, 1}
         made(api, {**resolved, "name": None})
-    needed = plan["memory"]["total_bytes"] - plan["memory"]["checkpoint_bytes"]
+    on_host = plan["memory"]["checkpoint_bytes"] + plan["memory"]["data_bytes"]
+    needed = plan["memory"]["total_bytes"] - on_host
+    assert plan["memory"]["data_bytes"] > needed // 4, "else the rows are moved to the device"
     with two_cards(each_service, needed):
         made(api, staged)
     with two_cards(each_service, needed - 1):

@@ -74,7 +74,7 @@ def test_one_process_sees_all_the_devices_that_its_layers_are_placed_on(
         held = workers.devices_of(tx, row)
         assert environments(row.resolved, held) == [{"CUDA_VISIBLE_DEVICES": seen}]
         (rank,) = ranks_of(row)
-        assert (rank["rank"], rank["device"], rank["threads"]) == (0, first, None)
+        assert (rank["rank"], rank["device"], rank["threads"]) == (0, first, 1)
     submit(database, type="cuda", ids=[1, 2])
     assert dispatch(database, Settings(home=tmp_path)) == [], "only one of them is free"
 

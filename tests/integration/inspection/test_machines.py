@@ -1,6 +1,7 @@
 """The queue, the workers and the devices, in a service of their own."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from redis import Redis
@@ -10,9 +11,11 @@ from models.database import Database
 from models.fleet import workers
 from models.fleet.workers import FoundDevice
 from models.jobs import jobs
+from models.settings import Settings
 from tests.integration.inspection import services
 from tests.integration.inspection.services import Api, Writer, checked, problem
 from tests.integration.store.factories import make_job, make_worker, start
+from worker.dispatch import dispatch
 
 
 def test_the_queue_says_why_a_job_waits(
@@ -72,6 +75,37 @@ def test_a_core_that_its_job_can_do_without_counts_as_free(
         assert ada.get("/queue").json()["data"][0]["reason"] == "about to start"
         (rank,) = ada.get(f"/jobs/{running}").json()["ranks"]
         assert (rank["device"], rank["threads"]) == ("cpu:0", 2)
+
+
+def test_a_job_on_a_gpu_has_cores_and_the_next_one_waits_for_some(
+    sqlite: Database, serve: Callable[..., Api], tmp_path: Path
+) -> None:
+    """Two GPUs, and three cores of which a job with a data worker takes two."""
+    found = [FoundDevice(f"cpu:{n}", "cpu", n, "core") for n in range(3)]
+    found += [FoundDevice(f"cuda:{n}", "cuda", n, "card") for n in range(2)]
+    with sqlite.write() as tx:
+        workers.register(tx, worker="w5", host="h", pid=1, version="0", info={}, devices=found)
+
+    def submit() -> str:
+        asked = {"type": "cuda", "worker": "w5"}
+        spec = {"kind": "train", "devices": asked, "data": {"workers": 1}, "priority": 9}
+        with sqlite.write() as tx:
+            return jobs.add(tx, owner="ada", spec=spec, resolved=spec, plan={}).id
+
+    first, second = submit(), submit()
+    dispatch(sqlite, Settings(home=tmp_path))
+    api = serve(sqlite)
+    with services.client(api.url, services.make_key(sqlite, "ada")[1]) as ada:
+        shown = ada.get(f"/jobs/{first}").json()
+        assert [one["id"] for one in shown["devices"]] == ["cuda:0", "cpu:0", "cpu:1"]
+        (rank,) = shown["ranks"]
+        assert (rank["device"], rank["threads"]) == ("cuda:0", 1)
+        listed = checked(ada.get("/devices"), inspection.DeviceList)["data"]
+        held = [one["id"] for one in listed if one["job"] == first]
+        assert held == ["cpu:0", "cpu:1", "cuda:0"]
+        (entry,) = [one for one in ada.get("/queue").json()["data"] if one["job"] == second]
+        assert entry["reason"] == "not enough free CPU cores"
+        assert entry["devices"] == {"type": "cuda", "worker": "w5", "data_workers": 1}
 
 
 LINK = dict.fromkeys(inspection.Interconnect.model_fields) | {"nvlinks": 18, "peers": {}}

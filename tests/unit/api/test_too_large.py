@@ -17,8 +17,10 @@ PLAN: dict[str, Any] = {
 }
 
 
-def device(kind: str, gib: int | None) -> dict[str, object]:
-    return {"kind": kind, "memory_bytes": None if gib is None else gib * GIB}
+def device(kind: str, gib: int | None, host: int | None = None) -> dict[str, object]:
+    sizes = {"memory_bytes": gib, "host_memory_bytes": gib if kind == "cpu" else host}
+    known = {name: None if size is None else size * GIB for name, size in sizes.items()}
+    return {"kind": kind, **known}
 
 
 def job(**parallel: Any) -> TrainJob:
@@ -100,3 +102,40 @@ def test_processes_of_a_pipeline_need_what_they_need_together():
         _refuse_too_large(two, plan, [device("cpu", 13)])
     with pytest.raises(InvalidSpec, match=r"about 6\.0 GiB"):
         _refuse_too_large(two, plan, [device("cuda", 5)])
+
+
+def test_the_rows_of_a_job_on_cuda_need_the_memory_of_the_host():
+    """2 GiB for the network on the device, 8 of rows in each process, 4 for checkpoints."""
+    memory = {"total_bytes": 14 * GIB, "checkpoint_bytes": 4 * GIB, "data_bytes": 8 * GIB}
+    plan: dict[str, Any] = {"memory": memory, "parallel": None}
+    _refuse_too_large(job(), plan, [device("cuda", 2, 12)])
+    _refuse_too_large(job(processes=2), plan, [device("cuda", 2, 20)])
+    _refuse_too_large(job(), plan, [device("cuda", 2, 11), device("cuda", 2, 12)])
+    _refuse_too_large(job(), plan, [device("cuda", 2, 11), device("cpu", 14)])
+    _refuse_too_large(job(), plan, [device("cuda", 2), device("cuda", None, 12)])
+    with pytest.raises(
+        InvalidSpec, match=r"/data: .* 12\.0 GiB, and the largest host .* 11\.0 GiB"
+    ):
+        _refuse_too_large(job(), plan, [device("cuda", 2, 10), device("cuda", None, 11)])
+    with pytest.raises(InvalidSpec, match=r"20\.0 GiB.* 19\.0 GiB; set data.shuffle.buffer_size"):
+        _refuse_too_large(job(processes=2), plan, [device("cuda", 2, 19)])
+    with pytest.raises(InvalidSpec, match=r"/network: .* 2\.0 GiB"):
+        _refuse_too_large(job(), plan, [device("cuda", 1, 12)])
+    sharded = plan | {"parallel": {"host_bytes": 28 * GIB, "strategies": []}}  # each saves a part
+    _refuse_too_large(job(processes=2), sharded, [device("cuda", 2, 24)])
+    with pytest.raises(InvalidSpec, match=r"/data: .* 24\.0 GiB, and the largest host"):
+        _refuse_too_large(job(processes=2), sharded, [device("cuda", 2, 23)])
+    large = plan | {"memory": memory | {"total_bytes": 38 * GIB}}
+    _refuse_too_large(job(), large, [device("cuda", 34, 64)])
+    with pytest.raises(InvalidSpec, match=r"/network: .* 34\.0 GiB, and the largest device"):
+        _refuse_too_large(job(), large, [device("cuda", 33, 64)])  # its rows are moved there
+
+
+def test_the_rows_of_a_job_on_several_devices_need_the_memory_of_the_host():
+    memory = {"total_bytes": 20 * GIB, "checkpoint_bytes": 4 * GIB, "data_bytes": 2 * GIB}
+    part = {"device": 0, "memory": {"total_bytes": 8 * GIB}}
+    plan: dict[str, Any] = {"memory": memory, "parallel": {"devices": [part]}}
+    _refuse_too_large(job(), plan, [device("cuda", 8, 6)])
+    _refuse_too_large(job(), plan, [device("cuda", 8)])
+    with pytest.raises(InvalidSpec, match=r"/data: .* 6\.0 GiB, and the largest host .* 5\.0 GiB"):
+        _refuse_too_large(job(), plan, [device("cuda", 8, 5)])

@@ -169,8 +169,8 @@ def test_submit_uploads_each_file_once_and_names_its_splits(run: Run, tmp_path: 
 @pytest.mark.parametrize(
     ("device", "devices"),
     [
-        ("cuda:1", {"worker": "host-a", "type": "cuda", "ids": [1]}),
-        ("cuda", {"worker": "host-a", "type": "cuda"}),
+        ("cuda:1", {"worker": "host-a", "type": "cuda", "threads": 2, "ids": [1]}),
+        ("cuda", {"worker": "host-a", "type": "cuda", "threads": 2}),
         ("auto", {"worker": "host-a", "type": "auto"}),
         ("cpu", {"worker": "host-a", "type": "cpu", "threads": 2}),
     ],

@@ -433,7 +433,7 @@ def test_a_fork_moves_to_a_device_and_keeps_the_rest_of_its_patch(connect: Conne
     client.jobs.fork("job_1", {"seed": 2, "devices": {"worker": "host-a"}}, device="cuda:1")
     client.jobs.fork("job_1", device=torch.device("cpu"))
     cleared = {"count": None, "ids": None}
-    on_cuda = {"worker": "host-a", "count": None, "threads": None, "type": "cuda", "ids": [1]}
+    on_cuda = {"worker": "host-a", "count": None, "type": "cuda", "ids": [1]}
     assert [body["spec"] for body in asked] == [
         {"seed": 2, "devices": on_cuda},
         {"devices": {**cleared, "type": "cpu"}},

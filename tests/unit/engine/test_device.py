@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from engine.__main__ import _device
 from engine.checkpoint.training_state import Generators
 from engine.core import device
 from engine.core.timing import HostClock, clock_of
 from engine.training.failures import classify
 from glasshouse.errors import DeviceFailed, OutOfMemory
+from glasshouse.spec import Devices
 
 CPU = torch.device("cpu")
 NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
@@ -58,3 +60,8 @@ def test_the_failures_of_each_backend_have_the_same_names(text: str, kind: type)
     assert type(failure) is kind
     if kind is OutOfMemory:
         assert failure.as_dict()["memory"]["where"] == "device"
+
+
+def test_a_job_on_cuda_without_the_service_has_the_threads_that_it_names():
+    assert _device(Devices(type="cuda", threads=2)) == {"type": "cuda", "threads": 2}
+    assert _device(Devices(type="cuda")) == {"type": "cuda", "threads": None}

@@ -187,9 +187,9 @@ CASES: dict[str, Broken] = {
     "count": Broken({"devices": {"count": 1}}, "/devices/count", ("count", "'auto'", "cuda")),
     "ids": Broken({"devices": {"type": "cpu", "ids": [0]}}, "/devices/ids", ("ids", "'cpu'")),
     "threads": Broken(
-        {"devices": {"type": "cuda", "threads": 2}},
+        {"devices": {"threads": 2}},
         "/devices/threads",
-        ("threads", "'cuda'", "set type to cpu"),
+        ("threads", "'auto'", "set type to cpu or cuda"),
     ),
     "count and ids": Broken(
         {"devices": {"type": "cuda", "count": 1, "ids": [0]}},

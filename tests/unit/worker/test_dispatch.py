@@ -21,6 +21,11 @@ def serve(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
     return choose(queue, slots, starvation_s=60)
 
 
+def with_cores(choice: Choice, *ids: str) -> Choice:
+    """The choice of CUDA devices, with cores beside them."""
+    return replace(choice, cores=ids)
+
+
 def one(need: Need, slots: list[Slot]) -> Choice | None:
     found = serve([Waiting("j", need)], slots)
     return found[0] if found else None
@@ -62,7 +67,8 @@ def test_a_job_gets_all_its_cores_on_one_worker_or_none():
 
 
 def test_auto_takes_a_free_cuda_device():
-    assert one(Need(), [*cores("w", 4), cuda("w", 0)]) == Choice("j", "w", ("cuda:0",))
+    found = one(Need(), [*cores("w", 4), cuda("w", 0)])
+    assert found == with_cores(Choice("j", "w", ("cuda:0",)), "cpu:0")
 
 
 def test_auto_waits_for_a_healthy_cuda_device_that_is_busy():
@@ -130,7 +136,8 @@ def test_any_device_means_cpu_cores_if_no_worker_has_a_gpu_for_each_process():
     found = one(Need(processes=2), slots[:5])
     assert found is not None
     assert found.devices == ("cpu:0", "cpu:1")
-    assert one(Need(processes=1), slots[:5]) == Choice("j", "w", ("cuda:0",))
+    alone = with_cores(Choice("j", "w", ("cuda:0",)), "cpu:0")
+    assert one(Need(processes=1), slots[:5]) == alone
 
 
 def test_a_job_of_several_processes_gets_cores_for_each():
@@ -198,8 +205,9 @@ needs = st.one_of(
         Need,
         st.just("cuda"),
         st.none() | st.tuples(st.integers(0, 3)),
+        st.none() | st.integers(1, 3),
         st.none(),
-        st.none(),
+        data_workers=st.integers(0, 2),
     ),
     st.just(Need()),
     st.builds(
@@ -233,7 +241,7 @@ def test_a_device_is_given_once_and_only_when_it_is_free_and_healthy(
     queue: list[Waiting], slots: list[Slot]
 ):
     chosen = serve(queue, slots)
-    given_out = [(choice.worker, device) for choice in chosen for device in choice.devices]
+    given_out = [(choice.worker, device) for choice in chosen for device in choice.held]
     usable = {(slot.worker, slot.id) for slot in slots if slot.free and slot.healthy}
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= usable
@@ -250,7 +258,14 @@ def test_every_job_gets_what_it_asked_for(queue: list[Waiting], slots: list[Slot
         assert need.worker in (None, choice.worker)
         assert len({device.kind for device in devices}) == 1
         assert need.kind in ("auto", devices[0].kind)
-        assert len(devices) == need.threads or need.threads is None
+        if devices[0].kind == "cuda":
+            mine = [slot for slot in slots if (slot.worker, slot.kind) == (choice.worker, "cpu")]
+            wanted = min(1 + need.data_workers, sum(slot.healthy for slot in mine))
+            assert len(choice.cores) == (need.threads or wanted)
+            assert {by_id[choice.worker, core].kind for core in choice.cores} <= {"cpu"}
+        else:
+            assert len(devices) == need.threads or need.threads is None
+            assert not choice.cores
         assert need.fits(devices[0].number, devices[0].memory_bytes)
 
 
@@ -313,7 +328,8 @@ def test_no_owner_ever_gets_more_than_their_room(
     remaining = {"ada": QuotaLeft(num_jobs, num_devices, num_devices)}
     found = choose(owned, slots, starvation_s=60, remaining=remaining)
     assert len(found) <= num_jobs
-    assert sum(len(choice.devices) for choice in found) <= num_devices
+    counted = [max(len(choice.devices), len(choice.cores)) for choice in found]
+    assert sum(counted) <= num_devices
 
 
 def brief(kind: str = "auto", **more: Any) -> Need:
@@ -352,6 +368,11 @@ def test_no_more_jobs_are_placed_than_are_asked_for():
     assert [choice.job for choice in found] == ["j0", "j1"]
 
 
+def free_ids(slots: list[Slot], free: set[tuple[str, str]]) -> list[str]:
+    ordered = sorted(slots, key=lambda slot: slot.number)
+    return [slot.id for slot in ordered if (slot.worker, slot.id) in free]
+
+
 def plainly(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
     """As `choose`, without its shortcuts: every job looks at every device."""
     free = {(slot.worker, slot.id) for slot in slots if slot.free and slot.healthy}
@@ -362,27 +383,30 @@ def plainly(queue: list[Waiting], slots: list[Slot]) -> list[Choice]:
         able = [slot for slot in able if need.fits(slot.number, slot.memory_bytes)]
         has_cuda = any(slot.kind == "cuda" for slot in able)
         kind = need.kind if need.kind != "auto" else "cuda" if has_cuda else "cpu"
-        places: list[tuple[int, int, str, list[str]]] = []
+        places: list[tuple[int, int, str, list[str], list[str]]] = []
         for worker in sorted({slot.worker for slot in able if slot.kind == kind}):
             mine = [slot for slot in able if slot.worker == worker and slot.kind == kind]
             count = (need.threads or 1) if kind == "cpu" else 1
-            ids = [
-                slot.id
-                for slot in sorted(mine, key=lambda slot: slot.number)
-                if (worker, slot.id) in free
-            ]
-            if mine and len(mine) >= count:
-                places.append((max(0, count - len(ids)), -len(ids), worker, ids[:count]))
+            ids = free_ids(mine, free)
+            host = [slot for slot in slots if (slot.worker, slot.kind) == (worker, "cpu")]
+            host = [slot for slot in host if slot.healthy] if kind == "cuda" else []
+            wanted = need.threads or min(1 + need.data_workers, len(host))
+            wanted = wanted if kind == "cuda" else 0
+            others = free_ids(host, free)
+            missing = max(0, count - len(ids)) + max(0, wanted - len(others))
+            if mine and len(mine) >= count and len(host) >= wanted:
+                places.append((missing, -len(ids), worker, ids[:count], others[:wanted]))
         ready = [place[1:] for place in places if place[0] == 0]
         if ready:
-            _, worker, taken = min(ready)
+            _, worker, taken, beside = min(ready)
             is_flexible = kind == "cpu" and need.threads is None
-            chosen.append(Choice(waiting.job, worker, tuple(taken), is_flexible=is_flexible))
+            choice = Choice(waiting.job, worker, tuple(taken), is_flexible=is_flexible)
+            chosen.append(with_cores(choice, *beside))
         elif places and waiting.waited_s >= 60:
-            _, _, worker, taken = min(places, key=lambda place: (place[0], place[2]))
+            _, _, worker, taken, beside = min(places, key=lambda place: (place[0], place[2]))
         else:
             continue
-        free -= {(worker, id_) for id_ in taken}
+        free -= {(worker, id_) for id_ in [*taken, *(beside if taken else [])]}
     return chosen
 
 
@@ -391,3 +415,73 @@ def test_what_is_skipped_as_hopeless_would_have_got_nothing(
     queue: list[Waiting], slots: list[Slot]
 ):
     assert serve(queue, slots) == plainly(queue, slots)
+
+
+def test_a_cuda_job_gets_a_core_for_each_process_and_each_of_its_data_workers():
+    slots = [*cores("w", 8), *(cuda("w", n) for n in range(4))]
+    for need, expected in (
+        (Need("cuda"), 1),
+        (Need("cuda", data_workers=3), 4),
+        (Need("cuda", processes=2), 2),
+        (Need("cuda", processes=2, data_workers=2), 6),
+        (Need("cuda", processes=4, data_workers=2), 8),  # all that the worker has
+        (Need("cuda", processes=2, threads=3, data_workers=9), 6),
+        (Need("cuda", num_devices=4), 1),
+        (Need("auto", data_workers=1), 2),
+        (brief("cuda"), 1),
+        (brief("cuda", threads=2), 2),
+    ):
+        choice = one(need, slots)
+        assert choice is not None
+        assert choice.cores == tuple(f"cpu:{n}" for n in range(expected)), need
+    assert one(Need("cuda", threads=9), slots) is None
+    assert one(Need("cuda", threads=8), slots) is not None
+
+
+def test_a_cuda_job_waits_for_cores_and_takes_those_that_others_can_do_without():
+    cards = [cuda("w", 0), cuda("w", 1)]
+    assert one(Need("cuda"), [*cores("w", 2, busy=2), *cards]) is None
+    surplus = [Slot("w", "cpu:0", "cpu", 0, free=False)]
+    surplus += [Slot("w", f"cpu:{n}", "cpu", n, free=False, kept=n) for n in (1, 2)]
+    found = one(Need("cuda"), [*surplus, *cards])
+    assert found == with_cores(Choice("j", "w", ("cuda:0",)), "cpu:2")
+    assert one(Need("cuda", data_workers=2), [*surplus, *cards]) is None
+    elsewhere = [*cores("w", 2, busy=2), *cards, cuda("v", 5), *cores("v", 1)]
+    found = one(Need("cuda"), elsewhere)
+    assert found == with_cores(Choice("j", "v", ("cuda:5",)), "cpu:0"), "where both are free"
+
+
+def test_a_brief_job_takes_a_free_cuda_device_where_no_core_is_free():
+    slots = [*cores("w", 2, busy=2), cuda("w", 0)]
+    assert one(brief("cuda"), slots) == Choice("j", "w", ("cuda:0",))
+    assert one(brief("auto"), slots) == Choice("j", "w", ("cuda:0",))
+    assert one(brief("cuda", threads=1), slots) is None
+
+
+def test_a_cuda_job_that_has_waited_long_keeps_cores_once_a_device_is_free():
+    queue = [
+        Waiting("card", Need("cuda", data_workers=1), waited_s=61),
+        Waiting("small", Need("cpu", threads=1)),
+    ]
+    slots = [*cores("w", 3, busy=2), cuda("w", 0)]
+    assert serve(queue, slots) == []
+    busy = [*cores("w", 3, busy=2), cuda("w", 0, free=False)]
+    assert [choice.job for choice in serve(queue, busy)] == ["small"], "no core waits for a device"
+
+
+def test_a_core_for_each_device_belongs_to_it_in_a_quota_and_others_count():
+    slots = [*cores("w", 8), *(cuda("w", n) for n in range(4))]
+
+    def placed(need: Need, most: int, left: int) -> int | None:
+        remaining = {"ada": QuotaLeft(jobs=None, devices=left, most_devices=most)}
+        found = choose(
+            [Waiting("a", need, owner="ada")], slots, starvation_s=60, remaining=remaining
+        )
+        return len(found[0].cores) if found else None
+
+    assert placed(Need("cuda"), 1, 1) == 1
+    assert placed(Need("cuda", processes=2), 2, 2) == 2
+    assert placed(Need("cuda", data_workers=3), 8, 4) == 4
+    assert placed(Need("cuda", data_workers=3), 8, 3) is None
+    assert placed(Need("cuda", data_workers=3), 2, 2) == 2, "no more than it may ever have"
+    assert placed(Need("cuda", threads=3), 2, 2) is None

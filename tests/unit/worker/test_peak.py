@@ -18,6 +18,8 @@ def test_a_cuda_device_is_known_by_its_whole_name():
     split = device("cuda", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     assert peak_flops([split], {}) is None
     assert peak_flops([device("cuda", "Tesla T4"), split], {}) is None
+    beside = [device("cuda", "Tesla T4"), device("cpu"), device("cpu")]
+    assert peak_flops(beside, {"core_flops": 2e9}) == 8.1e12, "cores beside it do not count"
 
 
 def test_a_core_is_measured_only_when_asked_to():
