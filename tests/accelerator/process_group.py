@@ -103,7 +103,9 @@ class Several(dist._Work):
         self._outputs = outputs
 
     def wait(self, timeout: Any = None) -> bool:
-        return all([work.wait() for work in self._works])
+        for work in self._works:
+            work.wait()
+        return True
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
