@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 # The engine's tests that also run on the simulated accelerator in CI.
-ON_ACCELERATOR := training evaluating skipped_steps
+ON_ACCELERATOR := training evaluating skipped_steps shared_writing
 
 .PHONY: help setup page demo up test test-quick test-slow shuffled chaos soak watch failpoints test-gpu test-accelerator golden pictures fuzz audit check format bench bench-gpu docs docs-serve clean
 
