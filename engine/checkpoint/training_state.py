@@ -256,7 +256,8 @@ def _join_sparse(kept: dict[str, Any]) -> None:
 def _group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Merge saved arguments of a group into new ones; arguments new in torch keep their default.
 
-    JSON has no tuples, so lists become tuples where the new argument is one.
+    JSON has no tuples, so lists become tuples where the new argument is one. ``foreach`` stays the
+    new one: it changes no result, and which value works depends on the strategy.
 
     Raises:
         CheckpointMismatch: this version of torch does not have one of the arguments.
@@ -266,6 +267,8 @@ def _group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]
         raise CheckpointMismatch(f"This torch's optimizer has no {unknown[0]!r}.")
     group = dict(fresh)
     for key, value in saved.items():
+        if key == "foreach":
+            continue
         if isinstance(value, list) and isinstance(fresh[key], tuple):
             group[key] = tuple(jsonio.number(item) for item in value)  # pyright: ignore[reportUnknownVariableType]
         else:

@@ -49,6 +49,9 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "test_recording.py::test_a_loss_that_is_nan_or_inf_is_bad_too_and_the_step_is_kept_whole",
         "test_recording.py::test_of_the_bad_step_the_part_is_kept_that_was_asked_for",
         "test_recording.py::test_the_tensors_before_and_after_the_bad_one_are_of_its_step",
+        "test_data_parallel.py::test_a_bad_row_of_another_process_is_found",
+        "test_pipeline.py::test_the_first_layer_that_is_not_finite_is_found",
+        "test_tensor_parallel.py::test_a_value_that_is_not_finite_is_found_in_a_divided_layer",
         "test_streaming.py::test_the_rows_of_a_bad_step_are_found_again_in_their_files",
     ),
     _KERNEL: (
@@ -65,6 +68,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     ),
     _SPARSE: (
         "test_command_sequences.py::test_no_sequence_of_settings_ends_a_job_with_two_optimizers",
+        "test_data_parallel.py::test_networks_over_tokens_learn_as_in_one_process[sparse",
         "test_fifty_steps.py::test_sparse_adam_takes_the_steps_that_torch_takes",
         "test_layer_options.py::test_sparse_gradients_are_clipped_as_dense_ones_are",
         "test_presets.py::test_two_towers_learn_who_likes_what",
@@ -77,6 +81,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "test_what_can_be_watched.py::test_figures_of_a_sparse_gradient_count_the_absent_rows",
     ),
     _ROUNDING: (
+        "test_pipeline.py::test_settings_have_the_effect_of_one_process[bfloat16",
         "test_carrying.py::test_it_is_trained_as_one_long_sequence_cut_into_pieces",
         "test_fifty_steps.py::test_each_optimizer_takes_the_steps_that_torch_takes[ASGD]",
         "test_fifty_steps.py::test_each_optimizer_takes_the_steps_that_torch_takes[NAdam]",
