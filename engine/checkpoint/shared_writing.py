@@ -83,7 +83,7 @@ class SharedWriter:
         self._post(agreed, "directory", str(directory))
         _write_own(directory, snapshot, agreed)
         for rank in range(1, self.group.size):
-            if problem := self._read(agreed, rank):
+            if problem := self._read(agreed, rank, rank):
                 raise OSError(f"process {rank} could not write its part: {problem}")
         failpoint("checkpoint.sync")
         paths = [_path(directory, name) for name in agreed.files]
@@ -95,7 +95,7 @@ class SharedWriter:
 
     def write_own(self, snapshot: Snapshot, agreed: Agreed) -> None:
         """Write this process's part, in any other process. Process 0 reports what fails."""
-        directory = self._read(agreed, "directory")
+        directory = self._read(agreed, "directory", 0)
         if directory == _GIVEN_UP:
             return
         problem = ""
@@ -109,8 +109,8 @@ class SharedWriter:
     def _post(self, agreed: Agreed, what: str | int, text: str) -> None:
         self.group.post(f"checkpoint/{agreed.number}/{what}", text)
 
-    def _read(self, agreed: Agreed, what: str | int) -> str:
-        return self.group.read(f"checkpoint/{agreed.number}/{what}")
+    def _read(self, agreed: Agreed, what: str | int, sender: int) -> str:
+        return self.group.read(f"checkpoint/{agreed.number}/{what}", sender)
 
 
 def described(path: Path) -> dict[str, Any]:

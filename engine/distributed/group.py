@@ -166,9 +166,10 @@ class Group:
         """Let the other processes read a text under a name, once. For any thread."""
         self.store.set(f"post/{name}", text)
 
-    def read(self, name: str) -> str:
-        """Wait until a process has posted a text, and return it. For any thread."""
-        return self.store.get(f"post/{name}").decode()
+    def read(self, name: str, sender: int) -> str:
+        """Wait until process ``sender`` has posted a text, and return it. For any thread."""
+        with waiting.receiving(sender):
+            return self.store.get(f"post/{name}").decode()
 
     def of_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the first process that stands for its rows, on the host.

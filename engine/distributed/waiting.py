@@ -26,7 +26,7 @@ class Waiting:
         """Whether it waits for the others to join the group."""
         self.has_joined = False
         self.sender: int | None = None
-        """The rank from which it receives a tensor."""
+        """The rank for whose message it waits."""
         self.is_between_passes = False
         """Whether it waits for values or gradients of another stage of a pipeline."""
 
@@ -40,7 +40,10 @@ class Waiting:
 
     @contextlib.contextmanager
     def receiving(self, rank: int) -> Generator[None]:
-        """Note that a tensor of another process is being received."""
+        """Note that this process waits for what another one sends.
+
+        If several threads wait at once, the note of one of them may be lost.
+        """
         self.sender = rank
         yield
         self.sender = None

@@ -189,7 +189,7 @@ def _not_sent(ranks: Sequence[RankState]) -> tuple[int, str] | None:
     for one in ranks:
         sender = None if one.receives_from is None else by_rank.get(one.receives_from)
         if sender is not None and sender.state == "running":
-            return sender.rank, f"rank {one.rank} waits for a tensor of rank {sender.rank}"
+            return sender.rank, f"rank {one.rank} waits for a message of rank {sender.rank}"
     return None
 
 

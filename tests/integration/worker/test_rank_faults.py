@@ -234,6 +234,7 @@ def artifact(harness: Harness, job_id: str, name: str) -> str:
         pytest.param(
             *("sleep", "evaluation", "rank 1 has not entered ", ""), marks=pytest.mark.slow
         ),
+        ("sleep", PART, "rank 0 waits for a message of rank 1", "receiving from rank 1"),
         ("sleep", "stage", "rank 1 has not ended the pass of a stage", "receiving from another"),
         pytest.param(
             *("hold-the-gil", "forward", "rank 1 does not answer", "all_reduce "),
@@ -249,7 +250,7 @@ def artifact(harness: Harness, job_id: str, name: str) -> str:
 def test_a_process_that_hangs_is_named_with_the_collective_that_the_others_wait_in(
     way: str, at: str, reason: str, waits_in: str, harness: Harness
 ):
-    strategy = "pipeline" if at == "stage" else "data"
+    strategy = {"stage": "pipeline", PART: "fsdp"}.get(at, "data")
     made = spec(harness, Fault(way, at, 1, strategy)) | {"on_stall": "fail"}
     job_id = harness.submit(made)
     job = harness.wait(job_id)
@@ -270,6 +271,9 @@ def test_a_process_that_hangs_is_named_with_the_collective_that_the_others_wait_
         assert "in connect" in artifact(harness, job_id, "stacks-rank-0.txt")
     elif at == "stage":  # torch records no messages between two processes
         assert waits["between_passes"]
+        assert "misbehaving.py" in artifact(harness, job_id, "stacks-rank-1.txt")
+    elif at == PART:  # in a thread, while training went on
+        assert waits["receives_from"] == 1
         assert "misbehaving.py" in artifact(harness, job_id, "stacks-rank-1.txt")
     else:
         assert not waits["collectives"]["entries"][-1]["retired"]

@@ -66,7 +66,7 @@ LATE = answer(DONE, DONE)
         # one waits for the second last, the other for the last: the first one is late
         ([answer(WAITS), answer(DONE, WAITS)], 0, "not entered all_reduce 2"),
         ([JOINING, NOT_JOINED], 1, "rank 1 has not joined the group, for which rank 0 waits"),
-        ([answer(DONE, receives_from=1), LATE], 1, "rank 0 waits for a tensor of rank 1"),
+        ([answer(DONE, receives_from=1), LATE], 1, "rank 0 waits for a message of rank 1"),
         (
             [answer(DONE, between_passes=True), LATE],
             1,
