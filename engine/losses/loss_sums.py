@@ -111,7 +111,7 @@ class Term:
         """Return the loss of a batch as torch computes it."""
         if self.has_lengths and self._reduction == "batchmean":
             return self._summed(operands) / len(operands[0])
-        found: Tensor = self.criterion(*self.compared(operands))
+        found: Tensor = self.criterion(*_of_flat_rows(self.criterion, self.compared(operands)))
         return found
 
     def denominator(self, operands: Sequence[Any], num_rows: int) -> Denominator:
@@ -202,7 +202,7 @@ class Term:
         return [_packed(item, num_steps, index_S) for item in inputs]
 
     def _summed(self, operands: Sequence[Any]) -> Tensor:
-        found: Tensor = self._summing(*self.compared(operands))
+        found: Tensor = self._summing(*_of_flat_rows(self.criterion, self.compared(operands)))
         return found
 
     def _target(self, operands: Sequence[Any]) -> Tensor:
@@ -216,6 +216,24 @@ class Term:
         is_behind_BT = is_padding(operands[-1].of_rows, target.shape[1])
         wide = is_behind_BT.reshape(*is_behind_BT.shape, *(1,) * (target.dim() - 2))
         return target.masked_fill(wide, int(self.criterion.ignore_index))  # pyright: ignore[reportArgumentType]
+
+
+def _of_flat_rows(criterion: nn.Module, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return class scores [B, C, T] that are [B, T, C] in memory as [B T, C]; the targets alike.
+
+    The mean and the sum stay the same up to rounding, and torch computes them several times faster:
+    for the other form it copies the scores, and its kernels read them with large strides.
+    """
+    if not isinstance(criterion, OF_CLASSES) or operands[0].dim() < 3:
+        return operands
+    scores, target = operands
+    last = scores.movedim(1, -1)
+    is_of_classes = not target.is_floating_point()
+    like = last[..., 0] if is_of_classes else scores
+    if scores.is_contiguous() or not last.is_contiguous() or target.shape != like.shape:
+        return operands
+    flat = target.flatten() if is_of_classes else target.movedim(1, -1).flatten(0, -2)
+    return [last.flatten(0, -2), flat]
 
 
 def reduced(criterion: nn.Module, reduction: str) -> nn.Module:

@@ -395,3 +395,45 @@ def test_where_nothing_is_compared_the_loss_is_torchs_nan_and_no_gradient_is():
     told, gradient = in_micro_batches(loss_fn, [scores, target], 2, 6)
     assert told != told  # noqa: PLR0124 - NaN
     assert torch.equal(gradient, torch.zeros_like(scores))
+
+
+ARGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "weights": {"weight": torch.tensor([0.5, 2.0, 1.0, 0.1, 3.0])},
+    "ignored": {"ignore_index": 2},
+    "smooth": {"label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 3, 2)])
+@pytest.mark.parametrize(
+    ("name", "is_of_classes"),
+    [*((name, True) for name in ARGS), *((name, False) for name in ARGS if name != "ignored")],
+)
+def test_scores_with_the_classes_last_in_memory_are_compared_as_flat_rows(
+    name: str, shape: tuple[int, ...], is_of_classes: bool
+):
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randn(*shape, 5, generator=generator, requires_grad=True)
+    scores = memory.movedim(-1, 1)
+    target = torch.randint(5, shape, generator=generator)
+    if not is_of_classes:
+        target = torch.rand(scores.shape, generator=generator).softmax(1)
+    criterion = torch.nn.CrossEntropyLoss(**ARGS[name])
+    seen: list[torch.Size] = []
+    criterion.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    found = Term(criterion).value([scores, target])
+    assert seen == [(memory[..., 0].numel(), 5)]
+    expected = F.cross_entropy(scores, target, **ARGS[name])
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    (mine,) = torch.autograd.grad(found, memory)
+    (theirs,) = torch.autograd.grad(expected, memory)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("target", [torch.zeros(6, 4), torch.zeros(24), torch.zeros(4)])
+def test_targets_of_another_shape_are_not_made_to_fit(target: Tensor):
+    scores = torch.randn(4, 6, 5).movedim(-1, 1)
+    with pytest.raises((RuntimeError, ValueError)):
+        Term(torch.nn.CrossEntropyLoss()).value([scores, target.long()])
