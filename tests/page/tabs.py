@@ -48,7 +48,7 @@ READ_CHART = """async () => {
     await new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
   };
   const rows = [];
-  if (!card) return rows;
+  if (!card || !button('Table')) return rows;  // it has no values yet
   await press(button('Table'));
   while (card.querySelector('table')) {
     rows.push(...(%s)(card.querySelector('table')));
