@@ -6,6 +6,7 @@ over the processes. The loss of a process is already its part of the loss of the
 gradients are summed and not averaged.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
@@ -46,6 +47,11 @@ class FullySharded:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+            # An operation in place on what a sharded layer returns may remove the hook that gathers
+            # its parameters for the backward pass. torch warns of it for each view.
+            if getattr(module, "inplace", False):
+                setattr(module, "inplace", False)  # noqa: B010 (not an attribute of all modules)
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self._network = network
         self._root = root
 

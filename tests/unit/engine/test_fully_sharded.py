@@ -53,6 +53,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         ),
         "stop": {"steps": 50},
     },
+    "in place": {
+        "network": network(
+            {"name": "rows", "type": "Flatten", "args": {"start_dim": 1, "end_dim": 2}},
+            {"name": "a", "type": "Linear", "args": {"out_features": 16}},
+            {"name": "relu", "type": "ReLU", "args": {"inplace": True}},
+            SMOOTH[3],
+            SMOOTH[4],
+        )
+    },
     "a recurrent layer": {
         "network": network(
             {"name": "rows", "type": "Flatten", "args": {"start_dim": 1, "end_dim": 2}},
