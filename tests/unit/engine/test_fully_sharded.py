@@ -36,7 +36,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{f"fused {name}": {"optimizer": {"type": name, "args": FUSED}} for name in ("Adam", "AdamW")},
     "foreach": {"optimizer": {"type": "Adam", "args": {"lr": 0.01, "foreach": True}}},
     "amsgrad": {"optimizer": {"type": "Adam", "args": {"lr": 0.01, "amsgrad": True}}},
-    "channels last": {"memory_format": "channels_last"},
     "deterministic": {"deterministic": True},
     "options of a layer": {
         "network": network(
