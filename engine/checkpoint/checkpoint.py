@@ -5,7 +5,6 @@ A checkpoint has ``model.safetensors`` (state_dict), a file for each other part 
 unpickled. Handles tensors and files, not jobs.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from engine.core.safetensors_writer import pieces_of, read_tensors, write_file
+from engine.core.safetensors_writer import described, pieces_of, read_tensors, write_file
 from engine.core.snapshot import Snapshot, State, Stateful
 from glasshouse import jsonio
 from glasshouse.errors import CheckpointDamaged, CheckpointMismatch
@@ -290,11 +289,9 @@ def _check_files(directory: Path, only: tuple[str, ...] | None = None) -> None:
 
 
 def _check_file(path: Path, said: Mapping[str, Any]) -> None:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = path.stat().st_size
-    if (size, digest) != (said["size_bytes"], said["sha256"]):
-        detail = f"{path.name} is not what was written: it has {size} bytes, and"
+    found = described(path)
+    if found != {name: said[name] for name in found}:
+        detail = f"{path.name} is not what was written: it has {found['size_bytes']} bytes, and"
         raise CheckpointDamaged(f"{detail} {said['size_bytes']} were written.")
 
 

@@ -315,7 +315,7 @@ class Saver:
         try:
             write = partial(together.write, agreed)
             return checkpoint.write(directory, taken.snapshot, write)
-        except Exception:
+        except BaseException:  # the others would wait for ever
             together.give_up(agreed)
             raise
 

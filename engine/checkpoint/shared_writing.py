@@ -7,7 +7,6 @@ but the names and shapes. The processes write in threads, which tell each other 
 store.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.core.precision import dtype_name
-from engine.core.safetensors_writer import PIECE, Layout, layout_of, memory_of
+from engine.core.safetensors_writer import PIECE, Layout, described, layout_of, memory_of
 from engine.core.shards import Place
 from engine.core.snapshot import Parts, Snapshot, State, StatefulInParts
 from engine.distributed.group import Group
@@ -111,13 +110,6 @@ class SharedWriter:
 
     def _read(self, agreed: Agreed, what: str | int, sender: int) -> str:
         return self.group.read(f"checkpoint/{agreed.number}/{what}", sender)
-
-
-def described(path: Path) -> dict[str, Any]:
-    """Return a file's ``size_bytes`` and ``sha256``."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size_bytes": path.stat().st_size, "sha256": digest}
 
 
 def _kinds(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -60,6 +60,13 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, An
     return {"size_bytes": size, "sha256": digest.hexdigest()}
 
 
+def described(path: Path) -> dict[str, Any]:
+    """Return a file's ``size_bytes`` and ``sha256``."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size_bytes": path.stat().st_size, "sha256": digest}
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a file into newly allocated memory.
 
