@@ -33,8 +33,8 @@ from glasshouse.spec import TrainJob
 from glasshouse.spec.pipeline import crossing, shared_places, stages_of
 
 if TYPE_CHECKING:
-    from engine.distributed.fully_sharded import FullySharded
     from engine.learner.pipelined import Pipelined
+    from engine.network.fully_sharded import FullySharded
     from engine.network.tensor_parallel import TensorParallel
 
 
@@ -266,7 +266,9 @@ def _sharded(
         network.divided = TensorParallel(network, plan, mesh[DIVIDING])
     if len(sizes) == 1 and network.divided is not None:
         return network.divided
-    from engine.distributed.fully_sharded import FullySharded  # noqa: PLC0415 (as above)
+    from engine.network.fully_sharded import FullySharded  # noqa: PLC0415 (as above)
 
     rows = tuple(name for name in sizes if name != DIVIDING)
-    return FullySharded(network, network.layers.values(), mesh[rows] if network.divided else mesh)
+    sharded = FullySharded(network, network.plan, mesh[rows] if network.divided else mesh)
+    network.shard(sharded)
+    return sharded

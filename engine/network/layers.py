@@ -112,7 +112,7 @@ def run_all(
         if type(output) is Tensor:
             values[name] = output
         else:
-            made = output if type(step) is Segment else {name: dict(leaves(name, output))}
+            made = output if isinstance(step, Several) else {name: dict(leaves(name, output))}
             for layer, found in made.items():
                 if isinstance(found, Tensor):
                     values[layer] = found
@@ -254,7 +254,48 @@ def _is_overwritten(pool: Step, steps: Sequence[Step]) -> bool:
     return False
 
 
-class Segment:
+class Several:
+    """A run of items as one item. Its outputs are those that later items read."""
+
+    def __init__(self, items: "Sequence[Runnable]") -> None:
+        self.items = tuple(items)
+        self.steps = tuple(step for item in self.items for step in steps_of(item))
+        """The layers, in order."""
+        self.name = self.steps[0].name
+        made = {step.name for step in self.steps}
+        self.reads = tuple(dict.fromkeys(name for step in self.steps for name in step.reads))
+        finished = (name for item in self.items for name in item.finished)
+        self.finished = tuple(name for name in finished if name not in made)
+        """Layers outside of it whose output is no longer needed after it."""
+
+    def given(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what it reads of ``values``."""
+        return {name: values[name] for name in self.reads if name in values}
+
+    def run(self, values: Mapping[str, Tensor]) -> Made:
+        """Return the outputs of its layers that later layers read."""
+        return self.compute(self.given(values))
+
+    def compute(self, given: Mapping[str, Tensor], *, bare: bool = False) -> Made:
+        """Return its outputs; ``given``: what it reads; ``bare``: as in `run_all`."""
+        values = dict(given)
+        tuples: dict[str, Leaves] = {}
+        run_all(self.items, values, tuples, bare=bare)
+        inner = {leaf for found in tuples.values() for leaf in found}
+        made = (name for name in values if name not in given and name not in inner)
+        return {name: tuples.get(name, values[name]) for name in made}
+
+
+def steps_of(item: "Runnable") -> "tuple[Step, ...]":
+    """Return the layers that an item of a plan runs, in the order of the graph."""
+    if isinstance(item, Several):
+        return item.steps
+    if isinstance(item, Pair):
+        return (item.relu, item.pool)
+    return (item,) if isinstance(item, Step) else ()
+
+
+class Segment(Several):
     """A run of layers of which only the inputs stay in memory: activation checkpointing.
 
     Uses torch.utils.checkpoint (non-reentrant). The backward pass recomputes the rest with the same
@@ -263,22 +304,16 @@ class Segment:
     """
 
     def __init__(self, items: Sequence[Step]) -> None:
-        self.items = tuple(items)
-        self.name = self.items[0].name
-        made = {item.name for item in self.items}
-        self.reads = tuple(dict.fromkeys(name for item in self.items for name in item.reads))
-        finished = (name for item in self.items for name in item.finished)
-        self.finished = tuple(name for name in finished if name not in made)
-        """Layers outside the segment whose output is no longer needed after it."""
-        found = (inner for item in self.items for inner in item.module.modules())
+        super().__init__(items)
+        found = (inner for item in self.steps for inner in item.module.modules())
         self.modules = tuple(dict.fromkeys(found))
         self._is_again = False
 
     def run(self, values: Mapping[str, Tensor]) -> Made:
         """Return the outputs of its layers that later layers read."""
-        given = {name: values[name] for name in self.reads if name in values}
+        given = self.given(values)
         if not torch.is_grad_enabled():
-            return self._forward([*given], *given.values())
+            return self.compute(given)
         found: Made = checkpoint(
             partial(self._forward, [*given]),
             *given.values(),
@@ -288,11 +323,7 @@ class Segment:
         return found
 
     def _forward(self, names: Sequence[str], *tensors: Tensor) -> Made:
-        values = dict(zip(names, tensors, strict=True))
-        tuples: dict[str, Leaves] = {}
-        run_all(self.items, values, tuples, bare=self._is_again)
-        made = (item.name for item in self.items)
-        return {name: tuples.get(name, values[name]) for name in made if name in values}
+        return self.compute(dict(zip(names, tensors, strict=True)), bare=self._is_again)
 
     @contextlib.contextmanager
     def _again(self) -> Generator[None]:

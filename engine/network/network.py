@@ -5,6 +5,7 @@ Depends on torch and graphs, not on data, training or jobs.
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ from engine.optim.output_gradient_clipping import OutputClips
 from glasshouse.spec import Graph, Layer
 
 if TYPE_CHECKING:
+    from engine.network.fully_sharded import FullySharded
     from engine.network.tensor_parallel import TensorParallel
 
 
@@ -83,6 +85,8 @@ class Network(nn.Module):
         self.memory_format = torch.contiguous_format
         self.divided: TensorParallel | None = None
         """How processes divide its layers; None: they do not."""
+        self.sharded: FullySharded | None = None
+        """How processes shard its parameters; None: they do not."""
         self.stages: dict[int, Stage] = {}
         """The stages of a pipeline that are in this process, by their numbers."""
         self.elsewhere: dict[str, nn.Module] = {}
@@ -126,6 +130,16 @@ class Network(nn.Module):
         # Hooks do not run in a recomputation, so a pair could run in another order than before.
         self._paired = self._usual if kept_at else in_pairs(self._steps, wanted)
         self._plan = self._usual
+
+    @property
+    def plan(self) -> Sequence[Runnable]:
+        """What it runs, in order."""
+        return self._plan
+
+    def shard(self, sharded: "FullySharded") -> None:
+        """Run the plan that gathers parameters before their layers."""
+        self.sharded = sharded
+        self._usual = self._paired = self._plan = sharded.plan
 
     def keep_stages(
         self,
@@ -239,11 +253,14 @@ class Network(nn.Module):
     def _forward(self, batch: Mapping[str, Tensor], plan: Sequence[Runnable]) -> dict[str, Tensor]:
         if self.memory_format is not torch.contiguous_format:
             batch = {name: self._laid_out(item) for name, item in batch.items()}
+        run = partial(_run, batch, plan)
+        if self.sharded is not None:
+            run = partial(self.sharded.gathering, run)
         if self.low_precision is None:
-            return _run(batch, plan)
+            return run()
         device = next(iter(batch.values())).device.type
         with torch.autocast(device, dtype=self.low_precision):
-            return _run(batch, plan)
+            return run()
 
     def _laid_out(self, item: Tensor) -> Tensor:
         is_image = item.dim() == 4 and item.is_floating_point()

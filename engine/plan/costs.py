@@ -1,10 +1,11 @@
 """Costs of a planned job: parameters and operations by layer, and bytes by category."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from engine.network.layer_groups import layer_groups
 from engine.network.shapes import FieldShape, Trace
 from engine.network.tensor_plan import TensorPlan
 from engine.optim.optimizers import States, sparse_parameters
@@ -45,6 +46,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     waiting_bytes: int = 0,
     num_shards: int = 1,
     division: TensorPlan | None = None,
+    kept_at: Sequence[str] = (),
 ) -> dict[str, int]:
     """Return bytes by category. Activations: the peak besides parameters and gradients.
 
@@ -53,8 +55,8 @@ def memory(  # noqa: PLR0913 (each is a head)
     training continues, and the best state if it may have to wait; of its own part.
     ``keeps_gradients``: those of a step's earlier batches exist all along. ``waiting_bytes``:
     batches of a step that are in memory before it begins. ``num_shards``: the processes that each
-    keep a part of parameters, gradients and state. Gathered: the parameters and gradients of the
-    largest layer, and the parameters of the next one. ``division``: how processes divide layers.
+    keep a part of parameters, gradients and state. Gathered: what a process has whole at once.
+    ``division``: how processes divide layers. ``kept_at``: boundaries of activation checkpointing.
     """
     parameters = sum(item.nbytes for item in [*network.parameters(), *network.buffers()])
     storages = {
@@ -92,12 +94,19 @@ def memory(  # noqa: PLR0913 (each is a head)
         "data_bytes": data_bytes,
     }
     if num_shards > 1:
-        heads["gathered_bytes"] = _gathered(network)
+        heads["gathered_bytes"] = layer_groups(_items(traced, kept_at)).gathered_bytes
     return {**heads, "total_bytes": sum(heads.values())}
 
 
-def _gathered(network: nn.Module) -> int:
-    """Return the bytes of parameters and gradients that a process has whole at once."""
-    sizes = [sum(x.nbytes for x in item.parameters()) for item in network.children()]
-    first, second, *_ = [*sorted(sizes, reverse=True), 0, 0]
-    return 2 * first + second
+def _items(traced: Trace, kept_at: Sequence[str]) -> list[list[nn.Module]]:
+    """Return the layers, with those together that are computed again together."""
+    found: list[list[nn.Module]] = []
+    last = next((x.layer.name for x in reversed(traced.layers) if x.layer.name in kept_at), None)
+    is_inside = False
+    for item in traced.layers:
+        is_boundary = item.layer.name in kept_at
+        if is_boundary or not is_inside:
+            found.append([])
+        is_inside = (is_inside or is_boundary) and item.layer.name != last
+        found[-1].append(item.module)
+    return found

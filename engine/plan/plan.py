@@ -184,6 +184,7 @@ def _plan_training(spec: TrainJob, datasets: Metas, trained_by: Trained | None) 
         step_bytes=step_peak(resolved, wanted(resolved), batch),
         keeps_gradients=spec.accumulate > 1,
         waiting_bytes=waiting,
+        kept_at=resolved.activation_boundaries,
     )
     sharing = Sharing(resolved, network, wanted(resolved), traced.values, memory_of)
     sharing.check(findings)
