@@ -81,10 +81,12 @@ def usage(tx: Session, owner: str) -> dict[str, int]:
     }
 
 
-def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | None = None) -> None:
+def admit_job(
+    tx: Session, owner: str, settings: Settings, *, devices: int = 0, field: str = "/devices"
+) -> None:
     """Check that one more job may be queued, in the transaction that stores it.
 
-    ``threads``: the number of threads that all its processes together ask for.
+    ``devices``: how many it counts as, at least; ``field``: the pointer of what decides on that.
 
     Raises:
         InvalidSpec: It asks for more devices than the owner may ever have.
@@ -92,21 +94,24 @@ def admit_job(tx: Session, owner: str, settings: Settings, *, threads: int | Non
     """
     lock(tx, owner)
     limits = of(tx, owner, settings)
-    _refuse_endless_wait(threads, limits.devices)
+    _refuse_endless_wait(devices, field, limits.devices)
     refuse_over("queued_jobs", _count_queued(tx, owner) + 1, limits.queued_jobs)
     _admit_bytes(tx, owner, limits, 1)
 
 
-def _refuse_endless_wait(threads: int | None, limit: int | None) -> None:
-    if threads is None or limit is None or threads <= limit:
+def _refuse_endless_wait(devices: int, field: str, limit: int | None) -> None:
+    if limit is None or devices <= limit:
         return
+    what = "core" if field == "/devices/threads" else "device"
     detail = (
-        f"asks for {threads:,} cores, and the quota of devices is {limit:,}: the job would wait "
-        f"for ever; ask for {limit:,} at most, leave it out, or ask an admin for more"
+        f"asks for {devices:,} {what}{'s' if devices > 1 else ''}, and the quota of devices is "
+        f"{limit:,}: the job would wait for ever; "
     )
-    raise InvalidSpec(
-        f"/devices/threads: {detail}", problems=[FieldProblem("/devices/threads", detail, "quota")]
-    )
+    if limit:
+        detail += f"ask for {limit:,} at most, "
+        detail += "leave it out, or " if field == "/devices/threads" else "or "
+    detail += "ask an admin for more"
+    raise InvalidSpec(f"{field}: {detail}", problems=[FieldProblem(field, detail, "quota")])
 
 
 def admit_upload(tx: Session, owner: str, settings: Settings, *, size_bytes: int) -> None:

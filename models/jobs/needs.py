@@ -116,6 +116,22 @@ class Need:
         wanted = self.processes * (1 + self.data_workers)
         return min(wanted, num_all if most is None else min(num_all, most))
 
+    @property
+    def least(self) -> int:
+        """The fewest devices that it can count as in a quota: cores, or CUDA devices if more."""
+        cores = (self.threads or 1) * self.processes
+        with_cuda = self.num_cuda if self.threads is None else max(self.num_cuda, cores)
+        return {"cpu": cores, "cuda": with_cuda}.get(self.kind, min(cores, with_cuda))
+
+    @property
+    def field(self) -> str:
+        """The pointer of the field that decides on how many devices it needs."""
+        if self.threads is not None and self.least > self.processes:
+            return "/devices/threads"
+        if self.num_devices is not None:
+            return "/devices/count" if self.ids is None else "/devices/ids"
+        return "/parallel/processes" if self.processes > 1 else "/devices"
+
     def num_threads(self, kinds: Sequence[str]) -> int:
         """Return the torch threads of each process; ``kinds``: those of the job's devices.
 

@@ -110,6 +110,29 @@ def test_a_job_that_could_never_have_its_devices_is_refused_by_its_field(
     assert asks(bob, 5).status_code == 201
 
 
+def test_processes_that_could_never_have_their_devices_are_refused_by_their_field(
+    tenants: Tenants, limit: Any
+):
+    ada, bob, _ = tenants
+    limit(devices=1)
+    several = {"parallel": {"strategy": "data", "processes": 2}, "devices": {"type": "cpu"}}
+
+    def asks(client: httpx2.Client, **more: Any) -> httpx2.Response:
+        return client.post("/api/v1/jobs", json=small_job(digits(client), **more))
+
+    answer = asks(ada, **several)
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert problem["pointer"] == "/parallel/processes"
+    assert "asks for 2 devices, and the quota of devices is 1" in problem["detail"]
+    assert asks(ada).status_code == 201
+    assert asks(bob, **several).status_code == 201
+    limit(devices=0)
+    (problem,) = asks(ada).json()["errors"]
+    assert problem["pointer"] == "/devices"
+    assert "asks for 1 device, and the quota of devices is 0" in problem["detail"]
+
+
 def test_one_owners_usage_does_not_count_for_another(api: Api, tenants: Tenants, limit: Any):
     ada, bob, spec = tenants
     limit(queued_jobs=0, uploads=0, streams=0, storage_bytes=0)

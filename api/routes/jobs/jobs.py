@@ -33,12 +33,12 @@ from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import KINDS, AnyJob
 from glasshouse.spec.jobs import JobName, Label, LabelValue
-from glasshouse.spec.parallel import num_processes
 from models.access import quotas
 from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Transaction
 from models.jobs import checkpoints, jobs, names
 from models.jobs.jobs import Filter
+from models.jobs.needs import Need, wants
 from models.state import ENDED, STATES
 from models.storage import datasets, references
 from models.tables import Job
@@ -118,9 +118,8 @@ def store(
 
     def make(tx: Transaction) -> Answer:
         nonlocal job_id
-        threads = prepared.resolved["devices"].get("threads")
-        threads = threads and threads * num_processes(prepared.resolved)
-        quotas.admit_job(tx, caller.owner, app_state.settings, threads=threads)
+        need = Need.of(wants(prepared.resolved), prepared.resolved["kind"])
+        quotas.admit_job(tx, caller.owner, app_state.settings, devices=need.least, field=need.field)
         job = _add(tx, caller, prepared, parent)
         failpoint("submit.commit")
         job_id = job.id

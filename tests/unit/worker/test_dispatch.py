@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -485,3 +486,23 @@ def test_a_core_for_each_device_belongs_to_it_in_a_quota_and_others_count():
     assert placed(Need("cuda", data_workers=3), 8, 3) is None
     assert placed(Need("cuda", data_workers=3), 2, 2) == 2, "no more than it may ever have"
     assert placed(Need("cuda", threads=3), 2, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("need", "least", "field"),
+    [
+        (Need("cpu"), 1, "/devices"),
+        (Need("cpu", threads=3), 3, "/devices/threads"),
+        (Need("cpu", threads=3, processes=2), 6, "/devices/threads"),
+        (Need("cpu", threads=1, processes=2), 2, "/parallel/processes"),
+        (Need("cuda", processes=4), 4, "/parallel/processes"),
+        (Need("cuda", ids=(2, 3), num_devices=2), 2, "/devices/ids"),
+        (Need("cuda", num_devices=3), 3, "/devices/count"),
+        (Need("cuda", num_devices=3, threads=4), 4, "/devices/threads"),
+        (Need("cuda", processes=2, data_workers=3), 2, "/parallel/processes"),
+        (Need("auto", processes=2, num_devices=2), 2, "/devices/count"),
+    ],
+    ids=str,
+)
+def test_the_fewest_devices_that_a_quota_must_have(need, least, field):
+    assert (need.least, need.field) == (least, field)
