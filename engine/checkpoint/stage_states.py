@@ -24,9 +24,9 @@ class OfStages:
         return self._part.state()
 
     @property
-    def counts(self) -> bool:
-        """Whether this process is the first of those with its layers."""
-        return self._group.share == 0
+    def first(self) -> int:
+        """The rank of the first process with its layers."""
+        return self._group.first_alike
 
     def join(self, documents: Sequence[State]) -> State:
         """Return the values of all layers, of those that each process has."""

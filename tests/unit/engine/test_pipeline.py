@@ -61,9 +61,9 @@ def pipelined(
     num: int, how: dict[str, Any], rows: int = 64, **more: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A job of a pipeline, and the same job of one process."""
-    sizes = {name: how[name] for name in ("data", "pipeline") if name in how}
+    sizes = {name: how[name] for name in ("data", "fsdp", "pipeline") if name in how}
     several, alone = map(copy.deepcopy, pair(num, rows, sizes, **more))
-    several["data"]["batch_size"] = rows // how.get("data", 1)
+    several["data"]["batch_size"] = rows // (how.get("data", 1) * how.get("fsdp", 1))
     several["parallel"] |= how
     for layer in alone["network"].get("layers", ()):
         layer.pop("stage", None)
@@ -79,6 +79,12 @@ HOW: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
         ("pool1", "act", "norm"),
     ),
     "data and pipeline": (4, {"data": 2, "pipeline": 2, "micro_batches": 4}, ("fc1",)),
+    "fsdp and pipeline": (4, {"fsdp": 2, "pipeline": 2, "micro_batches": 4}, ("fc1",)),
+    "fsdp and interleaved": (
+        4,
+        {"fsdp": 2, "pipeline": 2, "schedule": "interleaved", "micro_batches": 4},
+        ("pool1", "act", "norm"),
+    ),
 }
 
 
