@@ -49,7 +49,7 @@ class OfStages:
             joined: dict[str, Any] = {**other, **one}
             for key in one.keys() & other.keys():
                 if key == "params":  # the parameters of a group of the optimizer
-                    both = [*one[key], *other[key]]
+                    both = {*one[key], *other[key]}  # processes of several pipelines have the same
                     joined[key] = sorted(both, key=lambda name: self._order[name])
                 else:
                     joined[key] = self._joined(one[key], other[key])

@@ -493,8 +493,8 @@ def norm_of(
     """Return the norm of all values together: NaN or Inf if a value is. Does not wait for a device.
 
     ``home``: the device of the result, if the tensors are on several. Collective if a tensor is
-    sharded, for the processes of torch's group ``among``; None: all. With order 2 it is also Inf if values exceed 1e19, because
-    their squares overflow.
+    sharded, for the processes of torch's group ``among``; None: all. With order 2 it is also Inf if
+    values exceed 1e19, because their squares overflow.
     """
     there = [item.detach() for item in tensors if item is not None]
     dense = [item if item.layout is torch.strided else item._values() for item in there]  # pyright: ignore[reportPrivateUsage]
