@@ -77,6 +77,10 @@ class FullySharded:
         for module in _sharded_modules(root):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if self._is_staged:
+                # By default torch gathers what it expects next, from the order of earlier passes.
+                # After passes without a backward pass it expects something else, and gathers again.
+                module.set_modules_to_backward_prefetch([module])
         return found, root
 
     def _shard(self, module: nn.Module) -> None:
