@@ -24,9 +24,9 @@ class OfStages:
         return self._part.state()
 
     @property
-    def counts(self) -> bool:
-        """Whether this process is the first of those with its layers."""
-        return self._group.share == 0
+    def first(self) -> int:
+        """The rank of the first process with its layers."""
+        return self._group.first_alike
 
     def join(self, documents: Sequence[State]) -> State:
         """Return the values of all layers, of those that each process has."""
@@ -49,7 +49,7 @@ class OfStages:
             joined: dict[str, Any] = {**other, **one}
             for key in one.keys() & other.keys():
                 if key == "params":  # the parameters of a group of the optimizer
-                    both = [*one[key], *other[key]]
+                    both = {*one[key], *other[key]}  # processes of several pipelines have the same
                     joined[key] = sorted(both, key=lambda name: self._order[name])
                 else:
                     joined[key] = self._joined(one[key], other[key])

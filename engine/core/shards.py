@@ -192,9 +192,12 @@ def from_part(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def num_copies(tensor: Tensor) -> int:
-    """Return the number of processes that have the same part as this one."""
-    size = dist.get_world_size() if dist.is_initialized() else 1
+def num_copies(tensor: Tensor, among: Any = None) -> int:
+    """Return the number of processes that have the same part as this one.
+
+    ``among``: torch's group of the processes that have parts of it; None: all.
+    """
+    size = dist.get_world_size(among) if dist.is_initialized() else 1
     if not is_sharded(tensor):
         return size
     mesh = tensor.device_mesh
@@ -203,13 +206,16 @@ def num_copies(tensor: Tensor) -> int:
     )
 
 
-def counts_here(tensor: Tensor) -> bool:
-    """Whether this process is the first of those that have the same part."""
+def counts_here(tensor: Tensor, first: int = 0) -> bool:
+    """Whether this process is the first of those that have the same part.
+
+    ``first``: the rank of the first process that has a part of the tensor.
+    """
     if not is_sharded(tensor):
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return not dist.is_initialized() or dist.get_rank() == first
     mesh = tensor.device_mesh
-    # Process 0 is the first along every axis, also along those that the mesh does not have.
-    return int(mesh.mesh.min()) == 0 and all(
+    # The first process is the first along every axis, also along those that the mesh does not have.
+    return int(mesh.mesh.min()) == first and all(
         mesh.get_local_rank(axis) == 0
         for axis, kind in enumerate(tensor.placements)
         if kind.is_replicate()
@@ -217,12 +223,17 @@ def counts_here(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def norms(tensors: Sequence[Tensor], order: float, home: torch.device | None = None) -> Tensor:
+def norms(
+    tensors: Sequence[Tensor],
+    order: float,
+    home: torch.device | None = None,
+    among: Any = None,
+) -> Tensor:
     """Return the norm of each whole tensor, [T]. Collective if any is sharded.
 
-    ``order`` is 2 or Inf. ``home``: the device of the result, if the tensors are on several. Over
-    parts, a norm overflows only if it is itself too large for its type, or if the square of a
-    part's norm is.
+    ``order`` is 2 or Inf. ``home``: the device of the result, if the tensors are on several.
+    ``among``: torch's group of the processes that have parts of them; None: all. Over parts, a norm
+    overflows only if it is itself too large for its type, or if the square of a part's norm is.
     """
     if not any(is_sharded(item) for item in tensors):
         each = torch._foreach_norm([*tensors], order)  # pyright: ignore
@@ -232,16 +243,19 @@ def norms(tensors: Sequence[Tensor], order: float, home: torch.device | None = N
     found = torch._foreach_norm([x if x.numel() else x.new_zeros(1) for x in parts], order)  # pyright: ignore
     own: Tensor = torch.stack([item.to(parts[0].device) for item in found]).double()
     if order == math.inf:
-        return largest_of_all(own).to(parts[0].dtype)
-    squares = own.square() / own.new_tensor([num_copies(item) for item in tensors])
-    dist.all_reduce(squares)
+        return largest_of_all(own, among).to(parts[0].dtype)
+    squares = own.square() / own.new_tensor([num_copies(item, among) for item in tensors])
+    dist.all_reduce(squares, group=among)
     return squares.sqrt().to(parts[0].dtype)
 
 
-def largest_of_all(numbers: Tensor) -> Tensor:
-    """Return the largest values of those that the processes pass; NaN if one is. Collective."""
+def largest_of_all(numbers: Tensor, among: Any = None) -> Tensor:
+    """Return the largest values of those that the processes pass; NaN if one is. Collective.
+
+    ``among``: torch's group of the processes; None: all.
+    """
     is_nan = numbers.isnan()
     # gloo and NCCL may leave out NaN: one message has the values, and where they are NaN
     both = torch.stack([torch.where(is_nan, -math.inf, numbers), is_nan.to(numbers.dtype)])
-    dist.all_reduce(both, dist.ReduceOp.MAX)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=among)
     return torch.where(both[1] > 0, math.nan, both[0])

@@ -39,8 +39,8 @@ class StatefulInParts(Stateful, Protocol):
     """A part of which each process has something else: the state of its own layers."""
 
     @property
-    def counts(self) -> bool:
-        """Whether this process is the first of those with the same state."""
+    def first(self) -> int:
+        """The rank of the first process with state of the same layers."""
         ...
 
     def join(self, documents: Sequence[State]) -> State:
@@ -130,4 +130,4 @@ def take(
 
 def _counts(part: Stateful, tensor: Tensor) -> bool:
     """Whether this process is the first of those that have the same values of a tensor."""
-    return part.counts if isinstance(part, StatefulInParts) else counts_here(tensor)
+    return counts_here(tensor, part.first if isinstance(part, StatefulInParts) else 0)

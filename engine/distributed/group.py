@@ -123,6 +123,18 @@ class Group:
         """
         return None if self.num_peers == 1 else _with_other_rows(self.size, self.num_peers)
 
+    def same_parameters(self) -> Any:
+        """Return torch's group of the processes with the same layers; None: all processes.
+
+        Each of them may have a part of the parameters. The first call is collective.
+        """
+        return self.other_rows() if self.is_staged else None
+
+    @property
+    def first_alike(self) -> int:
+        """The rank of the first process with the same layers."""
+        return self.place if self.is_staged else 0
+
     def start_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to replace a tensor by its sum; the function waits for it and returns it."""
         work = None if self.is_alone else dist.all_reduce(tensor, async_op=True)

@@ -111,6 +111,7 @@ class Guard:
             takes_flag=None if learner.scaling is None else False,
         )
         self._group = learner.group
+        self._among = learner.group.same_parameters()
         # several processes check the same steps
         self._pace = CheckInterval(leaves_out=self._action == "warn" and self._group.is_alone)
         self._passes: list[Pass] = []
@@ -196,7 +197,7 @@ class Guard:
         if "gradients" in self._checks and self._pace.is_due():
             with self._pace:
                 graded = [item.grad for item in self._graded]
-                own = norm_of(graded, loss, home=self._home)
+                own = norm_of(graded, loss, home=self._home, among=self._among)
                 numbers["gradients"] = self._group.norm_over_stages(own)
         if "outputs" in self._checks:
             numbers["outputs"] = self._group.sum(
@@ -260,7 +261,7 @@ class Guard:
         numbers: dict[str, Tensor] = {}
         if parameters or self._group.is_staged:
             like = parameters[0] if parameters else torch.zeros((), device=self._devices[0])
-            own = norm_of(parameters, like, math.inf, home=self._home)
+            own = norm_of(parameters, like, math.inf, home=self._home, among=self._among)
             numbers["parameters"] = self._group.over_stages(own)
         self._put(CheckedStep(*self._newest, [*numbers], [], self._previous), numbers)
 
@@ -487,19 +488,20 @@ def norm_of(
     order: float = 2,
     *,
     home: torch.device | None = None,
+    among: Any = None,
 ) -> Tensor:
     """Return the norm of all values together: NaN or Inf if a value is. Does not wait for a device.
 
     ``home``: the device of the result, if the tensors are on several. Collective if a tensor is
-    sharded. With order 2 it is also Inf if values exceed 1e19, because
-    their squares overflow.
+    sharded, for the processes of torch's group ``among``; None: all. With order 2 it is also Inf if
+    values exceed 1e19, because their squares overflow.
     """
     there = [item.detach() for item in tensors if item is not None]
     dense = [item if item.layout is torch.strided else item._values() for item in there]  # pyright: ignore[reportPrivateUsage]
     filled = [item for item in dense if item.numel()]
     if not filled:
         return torch.zeros((), device=home or like.device)
-    return torch.linalg.vector_norm(norms(filled, order, home).to(torch.float32), order)
+    return torch.linalg.vector_norm(norms(filled, order, home, among).to(torch.float32), order)
 
 
 def causes(found: Found, steps: Sequence[Sequence[Any]], *, of_scale: bool = False) -> list[str]:

@@ -195,6 +195,7 @@ def learner_of(job: TrainJob, device: torch.device, group: Group = ALONE) -> Lea
     network.low_precision = chosen(job.precision, device)
     tuned = Tuned(job.memory_format, network)
     # before anything refers to the parameters
+    group.same_parameters()  # the first call is collective
     parallel = _sharded(job, network, device, group)
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network, home, group, device)
@@ -244,8 +245,9 @@ def _pipelined(
 
     layers = job.network.layers
     schedule = job.parallel.schedule or "1f1b"
-    num_stages, size = 1 + max(stages_of(layers).values()), group.num_peers
-    return Pipelined(network, num_stages, device, group, schedule, shared_places(layers, size))
+    num_stages = 1 + max(stages_of(layers).values())
+    shared = _shared_places(job, group)
+    return Pipelined(network, num_stages, device, group, schedule, shared)
 
 
 def _sharded(
@@ -268,7 +270,20 @@ def _sharded(
         return network.divided
     from engine.network.fully_sharded import FullySharded  # noqa: PLC0415 (as above)
 
-    rows = tuple(name for name in sizes if name != DIVIDING)
-    sharded = FullySharded(network, network.plan, mesh[rows] if network.divided else mesh)
+    rows = tuple(name for name in sizes if name not in (DIVIDING, "pipeline"))
+    shared = _shared_places(job, group)
+    modules = {**network.layers, **network.copies}
+    sharded = FullySharded(
+        network,
+        network.plans,
+        mesh if len(rows) == len(sizes) else mesh[rows],
+        whole=[modules[name] for name in shared if name in modules],
+        is_staged=group.is_staged,
+    )
     network.shard(sharded)
     return sharded
+
+
+def _shared_places(job: TrainJob, group: Group) -> dict[str, tuple[int, ...]]:
+    """Return the processes of a pipeline that share parameters, by the layer that has them."""
+    return shared_places(job.network.layers, group.num_peers) if group.is_staged else {}

@@ -10,7 +10,7 @@ a micro-batch is already its part of the step's loss, so gradients are summed an
 """
 
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,6 +28,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import ScheduleLoopedBFS
 
 from engine.core.precision import dtype_name
+from engine.core.shards import is_sharded
 from engine.core.timing import COLLECTIVE
 from engine.data.batches.batch import Batch
 from engine.distributed.group import Group
@@ -80,6 +81,7 @@ class TimedStage(PipelineStage):
     """A stage that measures its passes; the rest of a step is communication and waiting."""
 
     mark: Mark
+    before_backward: Callable[[int], None]
 
     def forward_one_chunk(self, *args: Any, **keywords: Any) -> Any:
         """Run the forward pass of a micro-batch."""
@@ -88,6 +90,7 @@ class TimedStage(PipelineStage):
 
     def backward_one_chunk(self, *args: Any, **keywords: Any) -> None:
         """Run the backward pass of a micro-batch."""
+        self.before_backward(self.stage_index)
         with self._pass("backward"):
             super().backward_one_chunk(*args, **keywords)
 
@@ -147,6 +150,8 @@ class Pipelined:
         """By the kind of micro-batches: what passes out of each stage, by its number."""
         self._schedules: OrderedDict[tuple[Kind, int], Any] = OrderedDict()
         self._now: Run | None = None
+        self._num_left = Counter[int]()
+        """The backward passes of each stage that the present step has left."""
         self._failure: Exception | None = None
         """What a layer raised, which torch hides in an exception of its own."""
 
@@ -176,6 +181,7 @@ class Pipelined:
                 complete when this returns.
         """
         first, self._failure = 0, None
+        self._num_left = Counter(dict.fromkeys(self._network.stages, len(batches)))
         kinds = groupby(batches, lambda batch: self._kind(batch, trains=trains))
         for kind, alike in kinds:
             some = [*alike]
@@ -195,6 +201,8 @@ class Pipelined:
                 waiting.is_between_passes = False
             first += len(some)
         self._now = None
+        if self._network.sharded is not None:
+            self._network.sharded.free()
         if trains:
             self._collect_gradients()
             self._sum_gradients()
@@ -268,7 +276,13 @@ class Pipelined:
             group=self._rows,
         )
         made.mark = self._mark
+        made.before_backward = self._before_backward
         return made
+
+    def _before_backward(self, stage: int) -> None:
+        self._num_left[stage] -= 1
+        if self._network.sharded is not None:
+            self._network.sharded.begin_backward(stage, is_last=not self._num_left[stage])
 
     def _mark(self, part: str) -> None:
         if self._now is not None:
@@ -389,7 +403,10 @@ class Pipelined:
     # --- several pipelines ------------------------------------------------------------------
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over the processes with the same stages and other rows."""
+        """Sum the gradients over the processes with the same stages and other rows.
+
+        Those of sharded parameters are sums already.
+        """
         if self._group.num_shares == 1:
             return
         group = self._group.other_rows()
@@ -405,7 +422,7 @@ def _buckets(network: nn.Module) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for parameter in network.parameters():
-        if (gradient := parameter.grad) is None:
+        if (gradient := parameter.grad) is None or is_sharded(parameter):
             continue
         if bucket and (size + gradient.nbytes > _BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
             yield bucket

@@ -7,7 +7,7 @@ batch, so gradients are summed and not averaged.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,48 +24,101 @@ class FullySharded:
 
     is_sharded = True
 
-    def __init__(self, network: nn.Module, plan: Sequence[Runnable], mesh: DeviceMesh) -> None:
-        """``plan``: what the network runs; it must run the new ``plan`` instead.
+    def __init__(
+        self,
+        network: nn.Module,
+        plans: Mapping[int, Sequence[Runnable]],
+        mesh: DeviceMesh,
+        *,
+        whole: Collection[nn.Module] = (),
+        is_staged: bool = False,
+    ) -> None:
+        """Shard a network.
 
-        ``mesh``: one axis, over which parameters are sharded; or two: the first has copies.
+        Args:
+            network: its parameters become DTensors.
+            plans: what it runs in one pass, or in that of each stage. It must run `plans` instead.
+            mesh: one axis, over which parameters are sharded; or two: the first has copies.
+            whole: modules that are not sharded.
+            is_staged: whether a step has several passes whose order processes do not agree on.
+                Parameters then stay gathered until `free`.
         """
-        groups = layer_groups([_modules(item) for item in plan])
+        self._network = network
+        self._mesh = mesh
+        self._is_staged = is_staged
+        self._roots: dict[int, _Root] = {}
+        self.plans: dict[int, list[Runnable]] = {}
+        """What the network must run, which gathers parameters before their layers."""
+        for number, plan in plans.items():
+            self.plans[number], self._roots[number] = self._grouped(plan, whole)
+        _work_out_of_place(network)
+
+    def _grouped(
+        self, plan: Sequence[Runnable], whole: Collection[nn.Module]
+    ) -> "tuple[list[Runnable], _Root]":
+        """Shard the layers of a plan; return the plan that gathers them."""
+        layers = [[step.module for step in steps_of(item)] for item in plan]
+        groups = layer_groups([[x for x in some if x not in whole] for some in layers])
         for module in groups.apart:
-            fully_shard(module, mesh=mesh)
-        without = {*groups.apart, *groups.kept}
-        self.plan: list[Runnable] = []
+            self._shard(module)
+        without = {*groups.apart, *groups.kept, *whole}
+        found: list[Runnable] = []
         units: list[nn.Module] = []
         for begin, end, size in zip([0, *groups.ends], groups.ends, groups.sizes, strict=False):
             if not size:
-                self.plan += plan[begin:end]
+                found += plan[begin:end]
                 continue
             gathered = _Gathered(plan[begin:end], without)
-            fully_shard(gathered.unit, mesh=mesh)
-            self.plan.append(gathered)
+            self._shard(gathered.unit)
+            found.append(gathered)
             units.append(gathered.unit)
         root = _Root([*groups.apart, *units, *groups.kept])
-        self._root: FSDPModule = fully_shard(root, mesh=mesh)
-        _sum_gradients(root)
-        _work_out_of_place(network)
-        self._network = network
+        self._shard(root)
+        for module in _sharded_modules(root):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if self._is_staged:
+                # By default torch gathers what it expects next, from the order of earlier passes.
+                # After passes without a backward pass it expects something else, and gathers again.
+                module.set_modules_to_backward_prefetch([module])
+        return found, root
+
+    def _shard(self, module: nn.Module) -> None:
+        fully_shard(
+            module, mesh=self._mesh, reshard_after_forward=False if self._is_staged else None
+        )
 
     def forward(self, batch: Mapping[str, Tensor], *, is_last: bool) -> Outputs:
         """Run the forward pass of a batch; ``is_last``: the last of its step."""
-        self._root.set_requires_gradient_sync(is_last)
+        for root in self._roots.values():
+            root.set_requires_gradient_sync(is_last)
         found: Outputs = self._network(batch)
         return found
 
-    def gathering(self, run: Callable[[], Outputs]) -> Outputs:
+    def gathering(self, run: Callable[[], Outputs], stage: int = 0) -> Outputs:
         """Run all layers of a pass."""
-        found: Outputs = self._root(run)  # pyright: ignore[reportCallIssue]
+        found: Outputs = self._roots[stage](run)
         return found
 
+    def begin_backward(self, stage: int, *, is_last: bool) -> None:
+        """Prepare a backward pass of a stage; ``is_last``: of its step.
 
-def _sum_gradients(root: nn.Module) -> None:
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        The last one sums the gradients of all of them over the processes.
+        """
+        root = self._roots[stage]
+        root.set_is_last_backward(is_last)
+        root.set_requires_gradient_sync(is_last)
+        root.set_reshard_after_backward(is_last)
+
+    def free(self) -> None:
+        """Free the parameters that are gathered. Exchanges nothing."""
+        for root in self._roots.values():
+            for module in _sharded_modules(root):
+                module.reshard()
+
+
+def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in root.modules() if isinstance(module, FSDPModule))
 
 
 def _work_out_of_place(network: nn.Module) -> None:
@@ -81,7 +134,14 @@ def _work_out_of_place(network: nn.Module) -> None:
 
 
 class _Root(nn.Module):
-    """What torch needs to see of a whole pass: its beginning, its end, and all groups."""
+    """What torch needs to see of a whole pass: its beginning, its end, and all groups.
+
+    `fully_shard` makes it an ``FSDPModule``.
+    """
+
+    set_is_last_backward: Callable[[bool], None]
+    set_requires_gradient_sync: Callable[[bool], None]
+    set_reshard_after_backward: Callable[[bool], None]
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -120,7 +180,3 @@ class _Gathered(Several):
         """Return the outputs of its layers that later layers read."""
         found: Made = self.unit(self.given(values))
         return found
-
-
-def _modules(item: Runnable) -> list[nn.Module]:
-    return [step.module for step in steps_of(item)]

@@ -5,6 +5,7 @@ Depends on torch and graphs, not on data, training or jobs.
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -132,14 +133,17 @@ class Network(nn.Module):
         self._plan = self._usual
 
     @property
-    def plan(self) -> Sequence[Runnable]:
-        """What it runs, in order."""
-        return self._plan
+    def plans(self) -> dict[int, Sequence[Runnable]]:
+        """What it runs in a pass, in order; or in that of each of its stages, by their numbers."""
+        return {number: stage.plan for number, stage in self.stages.items()} or {0: self._plan}
 
     def shard(self, sharded: "FullySharded") -> None:
-        """Run the plan that gathers parameters before their layers."""
+        """Run the plans that gather parameters before their layers."""
         self.sharded = sharded
-        self._usual = self._paired = self._plan = sharded.plan
+        for number, stage in self.stages.items():
+            self.stages[number] = replace(stage, plan=sharded.plans[number])
+        if not self.stages:
+            self._usual = self._paired = self._plan = sharded.plans[0]
 
     def keep_stages(
         self,
@@ -207,7 +211,7 @@ class Network(nn.Module):
 
     def run_stage(self, stage: Stage, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute the layers of a stage from data fields and the values of earlier stages."""
-        return self._forward(values, stage.plan)
+        return self._forward(values, stage.plan, stage.number)
 
     def to_devices(self, device: torch.device) -> "Network":
         """Move each layer to its own device; without a placement, all to ``device``."""
@@ -250,12 +254,14 @@ class Network(nn.Module):
         """Compute every layer in order, and free each value after its last reader."""
         return self._forward(batch, self._plan)
 
-    def _forward(self, batch: Mapping[str, Tensor], plan: Sequence[Runnable]) -> dict[str, Tensor]:
+    def _forward(
+        self, batch: Mapping[str, Tensor], plan: Sequence[Runnable], stage: int = 0
+    ) -> dict[str, Tensor]:
         if self.memory_format is not torch.contiguous_format:
             batch = {name: self._laid_out(item) for name, item in batch.items()}
         run = partial(_run, batch, plan)
         if self.sharded is not None:
-            run = partial(self.sharded.gathering, run)
+            run = partial(self.sharded.gathering, run, stage)
         if self.low_precision is None:
             return run()
         device = next(iter(batch.values())).device.type

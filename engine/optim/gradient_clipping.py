@@ -5,7 +5,7 @@ too; only the rows that they contain count.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,8 @@ class Clip:
         for number, item in enumerate(self._sets):
             of_job = self.spec if number == 0 else None
             group = ALONE if of_job is None else self._group
-            norm, bit = item.clip(of_job or item.spec, group, self._none)
+            among = self._group.same_parameters()
+            norm, bit = item.clip(of_job or item.spec, group, self._none, among)
             if of_job is not None and of_job.type == "global_norm" and norm is not None:
                 figures["grad_norm"] = norm
             bites += [] if bit is None else [bit]
@@ -83,12 +84,13 @@ class _Set(NamedTuple):
     """Where its norms are compared; None: its gradients are on one device."""
 
     def clip(
-        self, ends: GradClip, group: Group, like: Tensor
+        self, ends: GradClip, group: Group, like: Tensor, among: Any
     ) -> tuple[Tensor | None, Tensor | None]:
         """Clip to the given limits.
 
         ``group``: the processes with the other parameters of the set. ``like``: a tensor on the
-        device of this one.
+        device of this one. ``among``: torch's group of the processes with parts of the parameters;
+        None: all.
 
         Return the global norm if it was computed, and whether any gradient changed.
 
@@ -100,12 +102,14 @@ class _Set(NamedTuple):
             return None, None
         match self.spec.type:
             case "value":
-                return None, _by_value(gradients, ends, self.home) if gradients else None
+                return None, _by_value(gradients, ends, self.home, among) if gradients else None
             case "norm":
-                return None, _each_by_norm(gradients, ends.max, self.home) if gradients else None
+                if not gradients:
+                    return None, None
+                return None, _each_by_norm(gradients, ends.max, self.home, among)
             case "global_norm":
                 norms_T = (
-                    norms(gradients, 2, self.home)
+                    norms(gradients, 2, self.home, among)
                     if gradients
                     else like.new_zeros(1, dtype=torch.float32)
                 )
@@ -122,10 +126,12 @@ def _values(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     return gradient._values()  # pyright: ignore[reportPrivateUsage]
 
 
-def _by_value(gradients: list[Tensor], ends: GradClip, home: torch.device | None) -> Tensor:
+def _by_value(
+    gradients: list[Tensor], ends: GradClip, home: torch.device | None, among: Any
+) -> Tensor:
     least, parts = -ends.max, own_parts(gradients)
     if ends.min is None:
-        bit = norms(gradients, torch.inf, home).max() > ends.max
+        bit = norms(gradients, torch.inf, home, among).max() > ends.max
     else:
         least = ends.min
         here = [item for item in parts if item.numel()] or [parts[0].new_zeros(1)]
@@ -133,14 +139,16 @@ def _by_value(gradients: list[Tensor], ends: GradClip, home: torch.device | None
         reach = torch.stack(reaches if home is None else on(home, reaches))
         bit = (reach[:, 0].min() < least) | (reach[:, 1].max() > ends.max)
         if any(map(is_sharded, gradients)):
-            bit = largest_of_all(bit.double()) > 0
+            bit = largest_of_all(bit.double(), among) > 0
     torch._foreach_clamp_min_(parts, least)  # pyright: ignore
     torch._foreach_clamp_max_(parts, ends.max)  # pyright: ignore
     return bit
 
 
-def _each_by_norm(gradients: list[Tensor], most: float, home: torch.device | None) -> Tensor:
-    found = norms(gradients, 2, home)
+def _each_by_norm(
+    gradients: list[Tensor], most: float, home: torch.device | None, among: Any
+) -> Tensor:
+    found = norms(gradients, 2, home, among)
     factors = [*torch.clamp(most / (found + _EPSILON), max=1.0).unbind()]
     if home is not None:
         both = zip(gradients, factors, strict=True)

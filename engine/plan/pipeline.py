@@ -16,7 +16,7 @@ from engine.network.shapes import Trace
 from engine.optim.optimizers import States
 from engine.plan.cuts import LayerSizes, best_cuts
 from engine.plan.placement import OF_PARAMETERS, of_each
-from engine.plan.sharing import exchanged
+from engine.plan.sharing import exchanged, summed
 from glasshouse.spec import TrainJob
 from glasshouse.spec.pipeline import (
     check_stages,
@@ -31,7 +31,7 @@ from glasshouse.spec.strict import WrongAt
 _TOTAL, _CHECKPOINT = "total_bytes", "checkpoint_bytes"
 _SAVED = ("parameters_bytes", "optimizer_state_bytes", "averages_bytes")
 """What a checkpoint has of each layer."""
-_OF_COPIES = ("parameters_bytes", "gradients_bytes")
+_OF_COPIES = _GATHERED = ("parameters_bytes", "gradients_bytes")
 _SHOWN = 3
 """Number of reasons against a cut that a problem lists."""
 
@@ -245,8 +245,10 @@ def num_held(spec: TrainJob, stage: int, count: int) -> int:
 def _layer_sizes(spec: TrainJob, traced: Trace, network: nn.Module, states: States) -> LayerSizes:
     layers, number = spec.network.layers, spec.num_micro_batches
     of_owner = of_each(spec, network, states)
+    num_shards = spec.parallel.axes.get("fsdp", 1)
     of_parameters = [
-        sum(of_owner.get(x.name, {}).values()) + _copy_bytes(of_owner, x.shared_with)
+        sum(_sharded(of_owner.get(x.name, {}), num_shards).values())
+        + _copy_bytes(of_owner, x.shared_with)
         for x in layers
     ]
     made = Counter[str]()
@@ -262,6 +264,14 @@ def _layer_sizes(spec: TrainJob, traced: Trace, network: nn.Module, states: Stat
     whole = [made[layer.name] for layer in layers], received
     micro = [[size // number for size in sizes] for sizes in whole]
     return LayerSizes(of_parameters, *micro)
+
+
+def _sharded(heads: Mapping[str, int], num_shards: int) -> dict[str, int]:
+    """Return the memory of a layer whose parameters processes shard, and gather for each step."""
+    if num_shards == 1:
+        return dict(heads)
+    parts = {name: -(-size // num_shards) for name, size in heads.items()}
+    return {**parts, "gathered_bytes": sum(heads.get(name, 0) for name in _GATHERED)}
 
 
 def _copy_bytes(of_owner: Mapping[str, Mapping[str, int]], owner: str | None) -> int:
@@ -323,6 +333,9 @@ class Pipeline:
         self._where = stages_of(spec.network.layers)
         self._count = num_stages(spec.network.layers, spec.parallel)
         self._size = spec.parallel.axes["pipeline"]
+        self._num_shards = spec.parallel.axes.get("fsdp", 1)
+        self._shared = {*shared_places(spec.network.layers, self._size)}
+        """The layers that several processes have. They are not sharded."""
         self._outputs, self._of_owner = _outputs(spec, traced), of_each(spec, network, states)
         self._sent = crossing(spec.network.layers, self._where, wanted(spec))
         self._stages = [self._stage(stage) for stage in range(self._count)]
@@ -360,7 +373,7 @@ class Pipeline:
             "strategy": "pipeline",
             "memory": dict(fullest(processes)),
             "exchanged_bytes": sent,
-            "host_bytes": held + sum(heads[_CHECKPOINT] for heads in processes),
+            "host_bytes": held + self._num_shards * sum(heads[_CHECKPOINT] for heads in processes),
         }
         return {
             "strategy": "pipeline",
@@ -379,8 +392,10 @@ class Pipeline:
 
     def _stage(self, stage: int) -> dict[str, Any]:
         where = self._where
-        own = [heads for owner, heads in self._of_owner.items() if where[owner] == stage]
-        heads = {name: sum(heads[name] for heads in own) for name in OF_PARAMETERS}
+        heads = Counter[str](dict.fromkeys(OF_PARAMETERS, 0))
+        for owner, own in self._of_owner.items():
+            if where[owner] == stage:
+                heads.update(_sharded(own, 1 if owner in self._shared else self._num_shards))
         for owner in self._copied(stage):
             for name in _OF_COPIES:
                 heads[name] += self._of_owner[owner][name]
@@ -441,16 +456,20 @@ class Pipeline:
 
     def _exchanged(self, process: int) -> int:
         """Return what a process sends in a step: to other stages, and to copies of its own."""
-        copied = exchanged(self._spec, self._modules(process))
+        copied = exchanged(self._spec, self._modules(process, are_shared=False))
+        shared = [
+            x for x in self._modules(process, are_shared=True).parameters() if x.requires_grad
+        ]
+        copied += summed(sum(item.nbytes for item in shared), self._spec.num_shares)
         return copied + sum(stage["sent_bytes"] for stage in self._stages[process :: self._size])
 
-    def _modules(self, process: int) -> nn.ModuleDict:
-        """Return the modules of the layers of a process."""
+    def _modules(self, process: int, *, are_shared: bool) -> nn.ModuleDict:
+        """Return the modules of the layers of a process: those that others have too, or not."""
         found = nn.ModuleDict()
         own = {
             name: module
             for name, module in self._network.named_children()
-            if self._where[name] % self._size == process
+            if self._where[name] % self._size == process and (name in self._shared) == are_shared
         }
         found._modules.update(own)  # pyright: ignore[reportPrivateUsage] - its methods refuse some names
         return found

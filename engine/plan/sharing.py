@@ -140,10 +140,16 @@ def exchanged(spec: TrainJob, network: nn.Module, division: TensorPlan | None = 
     parameters = sum(sizes.values())
     gradients = sum(sizes[name] for name, item in network.named_parameters() if item.requires_grad)
     copies, shards = (spec.parallel.axes.get(name, 1) for name in ("data", "fsdp"))
-    # Gathered before each pass of a batch; each process then sums its part of the gradients.
-    gathered = 2 * spec.accumulate * parameters + gradients if shards > 1 else 0
-    summed = 2 * (copies - 1) * gradients // (copies * shards)
-    return (shards - 1) * gathered // shards + summed
+    # Gathered before each pass of a batch, or each step of a pipeline; each process then sums its
+    # part of the gradients.
+    num_gathers = 1 if "pipeline" in spec.parallel.axes else 2 * spec.accumulate
+    gathered = num_gathers * parameters + gradients if shards > 1 else 0
+    return (shards - 1) * gathered // shards + summed(gradients // shards, copies)
+
+
+def summed(size_bytes: int, processes: int) -> int:
+    """Return what each process sends to sum tensors over processes, in a ring."""
+    return 2 * (processes - 1) * size_bytes // processes
 
 
 def _exchanged_values(spec: TrainJob, division: TensorPlan, values: Mapping[str, Tensor]) -> int:

@@ -234,11 +234,9 @@ class SharedStep:
         if kind in PER_RANK:
             there = self._has_rows
             counts = is_sharded(tensor) or self._group.counts or self._group.is_staged
-        elif self._group.is_staged:
-            there, counts = True, self._group.share == 0
-        elif of_ranks or is_sharded(tensor):
-            there, counts = True, counts_here(tensor)
-            if not is_sharded(tensor):
+        elif self._group.is_staged or of_ranks or is_sharded(tensor):
+            there, counts = True, counts_here(tensor, self._group.first_alike)
+            if not (is_sharded(tensor) or self._group.is_staged):
                 self._alike.add((name, kind))
         else:
             return

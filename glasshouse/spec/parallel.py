@@ -42,7 +42,8 @@ class Parallel(Spec):
     Give ``data``, ``fsdp``, ``tensor`` and ``pipeline`` sizes instead of a strategy to combine
     them: with ``{"data": 2, "fsdp": 2}`` two groups of two processes each have one copy of the
     network, and with ``{"fsdp": 2, "tensor": 2}`` the layers are divided between two processes,
-    each of which shares its part with another. ``{"data": 2, "pipeline": 2}`` runs two pipelines.
+    each of which shares its part with another. ``{"data": 2, "pipeline": 2}`` runs two pipelines,
+    and ``{"fsdp": 2, "pipeline": 2}`` too, with each stage shared between two processes.
     """
 
     strategy: Literal["none", "data", "fsdp", "tensor", "pipeline", "placed", "auto"] = "data"

@@ -109,11 +109,10 @@ def check_pipeline(layers: Sequence[Layer], parallel: Parallel, batch_size: int)
     if (size := parallel.axes.get("pipeline", 1)) == 1:
         _check_unused(layers, parallel)
         return
-    for name in ("fsdp", "tensor"):
-        if (divided := parallel.axes.get(name, 1)) > 1:
-            detail = f"{name} cannot be combined with pipeline yet: {name} is {divided}, and layers"
-            detail += f" are divided only in processes that have all layers: remove {name}, or"
-            raise WrongAt("parallel", name, detail=f"{detail} combine pipeline with data")
+    if (divided := parallel.axes.get("tensor", 1)) > 1:
+        detail = f"tensor cannot be combined with pipeline yet: tensor is {divided}, and layers are"
+        detail += " divided only in processes that have all layers: remove tensor, or combine"
+        raise WrongAt("parallel", "tensor", detail=f"{detail} pipeline with data and fsdp")
     _check_micro_batches(parallel, batch_size, size)
     if any(layer.stage is not None for layer in layers):
         check_stages(layers, parallel)

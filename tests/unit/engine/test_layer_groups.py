@@ -97,22 +97,47 @@ def two_processes() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kept_at", [(), ("a0", "a8", "a15")])
-def test_a_group_takes_two_messages_for_parameters_and_one_for_gradients(kept_at, two_processes):
+def chain(kept_at: tuple[str, ...] = ()) -> Network:
+    """Sixteen layers in a row."""
     names = [f"a{number}" for number in range(16)]
     args = {"in_features": 8, "out_features": 8}
     layers = [
         {"name": name, "type": "Linear", "args": args, "inputs": [before]}
         for before, name in zip(["x", *names], names, strict=False)
     ]
-    network = Network(
-        Graph.model_validate_json(json.dumps({"layers": layers})), names[-1:], kept_at=kept_at
-    )
-    sharded = FullySharded(network, network.plan, two_processes)
+    graph = Graph.model_validate_json(json.dumps({"layers": layers}))
+    return Network(graph, names[-1:], kept_at=kept_at)
+
+
+@pytest.mark.parametrize("kept_at", [(), ("a0", "a8", "a15")])
+def test_a_group_takes_two_messages_for_parameters_and_one_for_gradients(kept_at, two_processes):
+    network = chain(kept_at)
+    sharded = FullySharded(network, network.plans, two_processes)
     network.shard(sharded)
     with _Messages() as seen:
-        output = sharded.forward({"x": torch.ones(4, 8)}, is_last=True)[names[-1]]
+        output = sharded.forward({"x": torch.ones(4, 8)}, is_last=True)["a15"]
         output.sum().backward()
     groups = 3 if kept_at else 8
     assert seen.counts == {"_allgather_base_": 2 * groups, "_reduce_scatter_base_": groups}
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_step_of_a_pipeline_gathers_once_and_sums_once(two_processes):
+    """Also if a pass without gradients comes between, whose parameters may be others."""
+    network = chain()
+    sharded = FullySharded(network, network.plans, two_processes, is_staged=True)
+    network.shard(sharded)
+    batch = {"x": torch.ones(4, 8)}
+
+    def messages(*, trains: bool) -> Counter[str]:
+        with _Messages() as seen, torch.set_grad_enabled(trains):
+            outputs = [network(batch)["a15"] for _ in range(3)]
+            for number, output in enumerate(outputs if trains else ()):
+                sharded.begin_backward(0, is_last=number == 2)
+                output.sum().backward()
+            sharded.free()
+        return seen.counts
+
+    for _ in range(2):
+        assert messages(trains=True) == {"_allgather_base_": 8, "_reduce_scatter_base_": 8}
+        assert messages(trains=False) == {"_allgather_base_": 8}

@@ -289,6 +289,38 @@ def test_copies_of_a_stage_sum_its_gradients():
     assert found[2] == max(alone[0] + 4 * (64 + 1) * 24, alone[1] + 4 * (25 * 16 + 17 * 10))
 
 
+SHARDED = {"processes": None, "fsdp": 2, "pipeline": 2}
+
+
+def test_processes_with_the_same_stage_shard_its_parameters():
+    """They have the parameters and gradients whole during a step, and gather them once."""
+    alone, found = exchanged(SPLIT, {}), exchanged(SPLIT, SHARDED)
+    first, second = 4 * (64 + 1) * 24, 4 * (25 * 16 + 17 * 10)
+    assert found[:2] == alone[:2]
+    assert found[2] == max(alone[0] + 2 * first // 2, alone[1] + 2 * second // 2)
+    plans = [planned(job(SPLIT, how, optimizer=ADAM)) for how in ({}, SHARDED)]
+    whole, parts = (plan["parallel"]["stages"][0]["memory"] for plan in plans)
+    for name in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
+        assert parts[name] == whole[name] // 2
+    assert parts["gathered_bytes"] == whole["parameters_bytes"] + whole["gradients_bytes"]
+    saved = plans[1]["memory"]["checkpoint_bytes"]
+    assert saved == pytest.approx(plans[0]["memory"]["checkpoint_bytes"] / 2, abs=1)
+
+
+def test_what_stages_share_is_not_sharded():
+    layers = [
+        {"name": "flat", "type": "Flatten"},
+        {"name": "a", "type": "Linear", "args": {"out_features": 64}},
+        {"name": "b", "shared_with": "a"},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 10}},
+    ]
+    found = planned(job(at_stages(0, 0, 1, 1, layers=layers), SHARDED))
+    first, second = (stage["memory"] for stage in found["parallel"]["stages"])
+    table, last = 4 * 65 * 64, 4 * 65 * 10
+    assert (first["parameters_bytes"], first["gathered_bytes"]) == (table, 0)
+    assert (second["parameters_bytes"], second["gathered_bytes"]) == (table + last // 2, 2 * last)
+
+
 @pytest.mark.parametrize("kind", ["param", "param_grad", "update"])
 def test_metrics_of_training_batches_read_no_parameters(kind: str):
     metrics = [{"type": "l2_ratio", "inputs": ["a", f"a.weight/{kind}"]}]

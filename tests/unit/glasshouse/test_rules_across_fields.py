@@ -358,11 +358,6 @@ CASES: dict[str, Broken] = {
         "/parallel/tensor",
         ("tensor cannot be combined with pipeline yet", "tensor is 2", "with data"),
     ),
-    "fsdp and pipeline": Broken(
-        staged(None, None, strategy="pipeline", processes=None, fsdp=2, pipeline=2),
-        "/parallel/fsdp",
-        ("fsdp cannot be combined with pipeline yet", "fsdp is 2", "with data"),
-    ),
     "batch normalization over all processes of a pipeline": Broken(
         changed(staged(None, None), 0, type="SyncBatchNorm"),
         "/network/layers/0/type",
