@@ -74,7 +74,28 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     for axes in reversed(_axes_of(like)):
         if axes is not None:
             part = _distributed(part, axes).to_local()
-    return from_part(part, like)
+    # distribute_tensor has moved it to the device that computes, and parts may be on the host
+    return from_part(part.to(like.device), like)
+
+
+def is_offloaded(tensor: Tensor) -> bool:
+    """Whether this process has its part in host memory, and computes on another device."""
+    return tensor.is_cpu and computing_type(tensor) != "cpu"
+
+
+def computing_type(tensor: Tensor) -> str:
+    """Return the type of the device that computes with a tensor: its own unless it is offloaded."""
+    return tensor.device_mesh.device_type if is_sharded(tensor) else tensor.device.type
+
+
+def settle_copies(tensors: Iterable[Tensor]) -> None:
+    """Wait until the device has read parts that are in host memory, before they are overwritten.
+
+    Copies of pinned memory read it when their stream reaches them. After a backward pass they have
+    all been made, because torch waits for its gradients; after a forward pass alone they may not.
+    """
+    if any(map(is_offloaded, tensors)):
+        torch.accelerator.synchronize()
 
 
 @dataclass(frozen=True, slots=True)

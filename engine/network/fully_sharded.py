@@ -9,10 +9,14 @@ batch, so gradients are summed and not averaged.
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.utils import swap_tensors
 
+from engine.core.device import named
+from engine.core.shards import is_sharded
 from engine.network.layer_groups import layer_groups
 from engine.network.layers import Made, Runnable, Several, steps_of
 
@@ -24,14 +28,24 @@ class FullySharded:
 
     is_sharded = True
 
-    def __init__(self, network: nn.Module, plan: Sequence[Runnable], mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        plan: Sequence[Runnable],
+        mesh: DeviceMesh,
+        *,
+        offloads: bool = False,
+    ) -> None:
         """``plan``: what the network runs; it must run the new ``plan`` instead.
 
-        ``mesh``: one axis, over which parameters are sharded; or two: the first has copies.
+        ``mesh``: one axis, over which parameters are sharded; or two: the first has copies. What
+        is on the host is moved to its device, a group at a time. ``offloads``: parts of parameters
+        stay in host memory.
         """
+        policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
         groups = layer_groups([_modules(item) for item in plan])
         for module in groups.apart:
-            fully_shard(module, mesh=mesh)
+            _shard(module, mesh, policy)
         without = {*groups.apart, *groups.kept}
         self.plan: list[Runnable] = []
         units: list[nn.Module] = []
@@ -40,11 +54,12 @@ class FullySharded:
                 self.plan += plan[begin:end]
                 continue
             gathered = _Gathered(plan[begin:end], without)
-            fully_shard(gathered.unit, mesh=mesh)
+            _shard(gathered.unit, mesh, policy)
             self.plan.append(gathered)
             units.append(gathered.unit)
         root = _Root([*groups.apart, *units, *groups.kept])
-        self._root: FSDPModule = fully_shard(root, mesh=mesh)
+        self._root = _shard(root, mesh, policy)
+        _move(network, mesh)  # buffers of layers without parameters
         _sum_gradients(root)
         _work_out_of_place(network)
         self._network = network
@@ -59,6 +74,27 @@ class FullySharded:
         """Run all layers of a pass."""
         found: Outputs = self._root(run)  # pyright: ignore[reportCallIssue]
         return found
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, policy: OffloadPolicy) -> FSDPModule:
+    _move(module, mesh)
+    return fully_shard(module, mesh=mesh, offload_policy=policy)
+
+
+@torch.no_grad()
+def _move(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Move what is not sharded to the device of the mesh.
+
+    torch moves it too, but to CUDA and the like only: elsewhere a tensor's ``data`` cannot be
+    replaced by that of another device.
+    """
+    device = named(mesh.device_type)
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if not is_sharded(tensor) and tensor.device.type != device.type:
+            there = tensor.detach().to(device)
+            if isinstance(tensor, nn.Parameter):
+                there = nn.Parameter(there, requires_grad=tensor.requires_grad)
+            swap_tensors(tensor, there)
 
 
 def _sum_gradients(root: nn.Module) -> None:
