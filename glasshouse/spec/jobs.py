@@ -593,7 +593,8 @@ class DiagnoseJob(_Job):
             raise WrongAt("parallel", "strategy", detail=f"{detail} process for each device")
         for name in ("schedule", "micro_batches", "cpu_offload"):
             if value := getattr(self.parallel, name):
-                detail = f"{name} ({value}) is that of a training, and a diagnose job trains"
+                shown = "true" if value is True else value
+                detail = f"{name} ({shown}) is that of a training, and a diagnose job trains"
                 raise WrongAt("parallel", name, detail=f"{detail} nothing: remove {name}")
         counted = _counted(self.parallel, self.devices)
         object.__setattr__(self, "parallel", counted)  # frozen from here on

@@ -118,7 +118,7 @@ class Parallel(Spec):
         if not self.cpu_offload:
             return
         if "fsdp" not in self.axes:
-            detail = "cpu_offload keeps in host memory what fsdp keeps in each process, and"
+            detail = "cpu_offload (true) keeps in host memory what fsdp keeps in each process, and"
             if self.strategy == "fsdp" or self.fsdp == 1:
                 detail += " fsdp has one process: set it to at least 2, or remove cpu_offload"
             else:
@@ -128,7 +128,7 @@ class Parallel(Spec):
             why = "the parameters are in host memory already"
             if kind == "auto":
                 why = "a job of that type may run on CPU cores, whose parameters are there already"
-            detail = f"cpu_offload needs CUDA devices, and devices.type is {kind}: {why}. Set"
+            detail = f"cpu_offload (true) needs CUDA devices, and devices.type is {kind}: {why}: set"
             raise WrongAt(
                 "parallel", "cpu_offload", detail=f"{detail} the type to cuda, or remove cpu_offload"
             )
