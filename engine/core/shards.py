@@ -62,7 +62,7 @@ def whole(tensor: Tensor) -> Tensor:
         if outer is None or inner is None:
             return tensor.full_tensor()
         part = _from_local(tensor.to_local(), outer, _size_of_part(tensor, inner)).full_tensor()
-        return _from_local(part, inner, tensor.shape).full_tensor()
+        return _from_local(part, inner, tensor.shape).full_tensor().to(tensor.device)
 
 
 @torch.no_grad()
@@ -74,8 +74,7 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     for axes in reversed(_axes_of(like)):
         if axes is not None:
             part = _distributed(part, axes).to_local()
-    # distribute_tensor has moved it to the device that computes, and parts may be on the host
-    return from_part(part.to(like.device), like)
+    return from_part(part, like)
 
 
 def is_offloaded(tensor: Tensor) -> bool:
@@ -200,9 +199,16 @@ def _distributed(tensor: Tensor, axes: _Axes) -> "DTensor":
 
 
 def from_part(part: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor of which ``part`` is this process's part, sharded as ``like`` is."""
+    """Return the tensor of which ``part`` is this process's part, sharded as ``like`` is.
+
+    It is on the device of ``like``.
+    """
     if not is_sharded(like):
         return part
+    if is_offloaded(like):  # from_local moves what it is given to the device that computes
+        made = torch.empty_like(like, dtype=part.dtype)
+        own_part(made).copy_(part)
+        return made
     return type(like).from_local(
         part,
         like.device_mesh,

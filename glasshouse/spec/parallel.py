@@ -128,9 +128,13 @@ class Parallel(Spec):
             why = "the parameters are in host memory already"
             if kind == "auto":
                 why = "a job of that type may run on CPU cores, whose parameters are there already"
-            detail = f"cpu_offload (true) needs CUDA devices, and devices.type is {kind}: {why}: set"
+            detail = (
+                f"cpu_offload (true) needs CUDA devices, and devices.type is {kind}: {why}: set"
+            )
             raise WrongAt(
-                "parallel", "cpu_offload", detail=f"{detail} the type to cuda, or remove cpu_offload"
+                "parallel",
+                "cpu_offload",
+                detail=f"{detail} the type to cuda, or remove cpu_offload",
             )
 
     @property

@@ -363,7 +363,12 @@ CASES: dict[str, Broken] = {
     "offloading on CPU cores": Broken(
         {"parallel": OFFLOADED, "devices": {"type": "cpu"}},
         "/parallel/cpu_offload",
-        ("cpu_offload (true)", "devices.type is cpu", "set the type to cuda", "host memory already"),
+        (
+            "cpu_offload (true)",
+            "devices.type is cpu",
+            "set the type to cuda",
+            "host memory already",
+        ),
     ),
     "offloading on whatever there is": Broken(
         {"parallel": OFFLOADED},
