@@ -109,7 +109,6 @@ class Guard:
             readback.device,
             self._action,
             takes_flag=None if learner.scaling is None else False,
-            waits=learner.is_offloaded,
         )
         self._group = learner.group
         # several processes check the same steps

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.core.problems import Findings
+from engine.core.shards import is_offloaded
 from engine.core.tensor_names import root
 from engine.optim.optimizers import optimizer_classes
 from glasshouse.spec import TrainJob
@@ -34,12 +35,10 @@ class UpdateGate:
         *,
         is_late: bool | None = None,
         takes_flag: bool | None = None,
-        waits: bool = False,
     ) -> None:
         """``is_late``: whether numbers arrive after the update; None: depends on the device.
 
         ``takes_flag``: whether the optimizer takes the flag; None: the optimizer is asked.
-        ``waits``: whether the update waits for the device in any case.
         """
         self._buffers = [*network.buffers()] if action == "skip_step" else []
         self._before: list[Tensor] = []
@@ -47,8 +46,9 @@ class UpdateGate:
         self._action = action
         self._is_late = device.type != "cpu" if is_late is None else is_late
         knows_flag = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        self._takes_flag = (knows_flag if takes_flag is None else takes_flag) and not waits
-        self._waits = waits
+        trained = [item for group in optimizer.param_groups for item in group["params"]]
+        self._is_on_host = any(map(is_offloaded, trained))
+        self._takes_flag = knows_flag if takes_flag is None else takes_flag
         self._was_bad = False
         self._flag: Tensor | None = None
         self._has_updated = False
@@ -69,7 +69,7 @@ class UpdateGate:
         """Return whether the parameters of a bad step are still unchanged when it is examined."""
         if not self._is_late:
             return True
-        return self._action == "fail" and (self._takes_flag or self._waits)
+        return self._action == "fail" and (self._takes_flag or self._is_on_host)
 
     def begin(self) -> None:
         """Start a step: save the buffers that its passes may change (batch normalization)."""
@@ -91,7 +91,7 @@ class UpdateGate:
         self.is_shut = False
         if not self._is_late or self._action == "warn":
             return
-        if self._waits:
+        if self._is_on_host:
             is_bad = not all(math.isfinite(float(item)) for item in numbers)
             self._was_bad = is_bad or (self._was_bad and self._action == "fail")
             if self._was_bad:

@@ -3,7 +3,8 @@
 import copy
 import importlib
 import json
-import multiprocessing
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tests.unit.engine.parallel_jobs import (
     token_table,
     weights,
 )
-from tests.unit.engine.processes import finish, run_processes, start
+from tests.unit.engine.processes import finish, forking, run_processes, start
 from tests.unit.engine.runs import captured, losses, of_type, planned, run, write_table
 from worker.processes.fork_server import ForkServerClient
 
@@ -182,21 +183,6 @@ def test_optimizers_run_on_the_host(
     assert_same_losses(found, run(tmp_path / "b", alone, digits))
 
 
-def test_evaluations_of_averages_change_no_weights_that_are_still_to_be_copied(
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
-    tmp_path: Path,
-):
-    """Averages overwrite parts that the device reads when its queue reaches them."""
-    average: dict[str, Any] = {"average": {"type": "ema", "decay": 0.5}}
-    more = {"evaluate": {"every_steps": 1}, "stop": {"steps": 8}, **average}
-    optimizer = {"type": "SGD", "args": {"lr": 0.5}}
-    several, alone = pair(2, strategy="fsdp", data=VALIDATION, optimizer=optimizer, **more)
-    mine = run_processes(server, tmp_path / "a", offloaded(several), digits)
-    theirs = run(tmp_path / "b", alone, digits)
-    assert_same_losses(mine, theirs)
-
-
 @pytest.mark.parametrize("name", ["transformer"])
 @pytest.mark.parametrize(("num", "strategy"), [(2, "fsdp"), (4, {"fsdp": 2, "tensor": 2})], ids=str)
 def test_blocks_and_divided_layers_are_offloaded(
@@ -275,7 +261,7 @@ def _with_device() -> Any:
     return module
 
 
-def _look(rank: int, size: int, store: Path, text: str, found: Any) -> None:
+def _look(rank: int, store: Path, found: Any, text: str) -> None:
     """Make two steps of a job in a process; send where everything is."""
     simulated = _with_device()
     job = parse_job(text)
@@ -283,7 +269,7 @@ def _look(rank: int, size: int, store: Path, text: str, found: Any) -> None:
     device = torch.device("simulated", 0)
     if job.parallel.cpu_offload:
         simulated.set_capacity(6 * LAYER_BYTES)
-    learner = learner_of(job, device, connect(rank, size, store))
+    learner = learner_of(job, device, connect(rank, 2, store))
     batch = {"image": torch.rand(8, 1, 8, 8).to(device), "label": torch.arange(8).to(device)}
     assert learner.parallel is not None
     graded, num_graded = [""], 0
@@ -317,17 +303,24 @@ def _look(rank: int, size: int, store: Path, text: str, found: Any) -> None:
             "held_bytes": simulated.memory_allocated(),
         }
     )
-    torch.distributed.destroy_process_group()
 
 
-def _looked_at(job: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
-    context = multiprocessing.get_context("spawn")
-    found, text = context.Queue(), json.dumps(planned(job)["spec"])
-    size = job["parallel"]["processes"]
+def _run(run_one: Callable[..., None], rank: int, store: Path, found: Any, *more: Any) -> None:
+    """Run it and end at once: threads of the group and of the device may wait for the other."""
+    run_one(rank, store, found, *more)
+    found.close()
+    found.join_thread()
+    os._exit(0)
+
+
+def _in_processes(run_one: Callable[..., None], directory: Path, *more: Any) -> list[Any]:
+    """What two processes of a group send: ``run_one(rank, store, queue, *more)``."""
+    context = forking()
     directory.mkdir()
+    found = context.Queue()
     ranks = [
-        context.Process(target=_look, args=(rank, size, directory / "store", text, found))
-        for rank in range(size)
+        context.Process(target=_run, args=(run_one, rank, directory / "store", found, *more))
+        for rank in range(2)
     ]
     for rank in ranks:
         rank.start()
@@ -337,6 +330,10 @@ def _looked_at(job: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
         for rank in ranks:
             rank.join(60)
             rank.kill()
+
+
+def _looked_at(job: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
+    return _in_processes(_look, directory, json.dumps(planned(job)["spec"]))
 
 
 def test_parts_are_in_host_memory_and_the_device_never_has_all_of_them(tmp_path: Path):
@@ -358,18 +355,38 @@ def test_parts_are_in_host_memory_and_the_device_never_has_all_of_them(tmp_path:
         assert one["held_bytes"] > 4 * WIDE_BYTES // 2
 
 
+def test_averages_overwrite_no_part_that_is_still_to_be_copied(tmp_path: Path):
+    """The copies are queued as fully_shard does. The process group here waits for them, and NCCL
+    does not."""
+    several, _ = pair(2, strategy="fsdp", average={"type": "ema", "decay": 0.5})
+    text = json.dumps(planned(offloaded(several))["spec"])
+    for copied, means, weights_after in _in_processes(_copy, tmp_path / "a", text):
+        assert copied == means
+        assert copied != weights_after
+
+
+def _copy(rank: int, store: Path, found: Any, text: str) -> None:
+    _with_device()
+    job = parse_job(text)
+    assert isinstance(job, TrainJob)
+    device = torch.device("simulated", 0)
+    learner = learner_of(job, device, connect(rank, 2, store))
+    averages, parameters = learner.averages, [*learner.network.parameters()]
+    assert averages is not None
+    averages.update(1)
+    with torch.no_grad():
+        for item in parameters:
+            shards.own_part(item).add_(1)
+    means = [shards.own_part(x).tolist() for x in averages.means().values()]
+    with averages.applied():
+        queued = [shards.own_part(x).to(device, non_blocking=True) for x in parameters]
+    after = [shards.own_part(x).tolist() for x in parameters]
+    found.put(([x.tolist() for x in queued], means, after))
+
+
 def test_a_part_of_a_whole_tensor_is_where_the_other_part_is(tmp_path: Path):
     """Also if torch moves it to the device of the mesh in between."""
-    context = multiprocessing.get_context("spawn")
-    found = context.Queue()
-    ranks = [
-        context.Process(target=_cut, args=(rank, tmp_path / "store", found)) for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    seen = sorted(found.get(timeout=120) for _ in ranks)
-    for rank in ranks:
-        rank.join(60)
+    seen = sorted(_in_processes(_cut, tmp_path / "a"))
     rows = torch.arange(10.0).reshape(5, 2)
     assert seen == [
         (0, "cpu", "simulated", rows[:3].tolist(), rows.tolist()),
@@ -388,4 +405,3 @@ def _cut(rank: int, store: Path, found: Any) -> None:
     whole = shards.whole(shards.sharded_like(rows, like))
     kind = shards.computing_type(like)
     found.put((rank, part.device.type, kind, part.tolist(), whole.tolist()))
-    torch.distributed.destroy_process_group()
