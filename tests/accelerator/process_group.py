@@ -86,6 +86,8 @@ def _of_device(method: str, num_outputs: int = 1) -> Callable[..., Any]:
             _on_host(value, copies, results if number < num_outputs else None)
             for number, value in enumerate(given)
         ]
+        if not copies:
+            self.check_host()
         work = getattr(self.gloo, method)(*mine)
         if not copies:
             return work
@@ -138,6 +140,14 @@ class ProcessGroup(dist.ProcessGroup):
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore(BACKEND, store), rank, size, timeout)
         # torch asks the backend of a device for what it supports
         self._register_backend(torch.device(NAME), self.BackendType.CUSTOM, self.gloo)
+
+    def check_host(self) -> None:
+        """Refuse messages of the host as torch does, unless the group has a backend for them.
+
+        A group in Python takes the place of all of a group's backends.
+        """
+        if "cpu:" not in dist.distributed_c10d._world.pg_backend_config[self]:
+            raise RuntimeError("No backend type associated with device type cpu")
 
     def getBackendName(self) -> str:  # noqa: N802 (of torch)
         return BACKEND

@@ -269,7 +269,7 @@ def _look(rank: int, store: Path, found: Any, text: str) -> None:
     device = torch.device("simulated", 0)
     if job.parallel.cpu_offload:
         simulated.set_capacity(6 * LAYER_BYTES)
-    learner = learner_of(job, device, connect(rank, 2, store))
+    learner = learner_of(job, device, connect(rank, 2, store, device=device))
     batch = {"image": torch.rand(8, 1, 8, 8).to(device), "label": torch.arange(8).to(device)}
     assert learner.parallel is not None
     graded, num_graded = [""], 0
@@ -370,7 +370,7 @@ def _copy(rank: int, store: Path, found: Any, text: str) -> None:
     job = parse_job(text)
     assert isinstance(job, TrainJob)
     device = torch.device("simulated", 0)
-    learner = learner_of(job, device, connect(rank, 2, store))
+    learner = learner_of(job, device, connect(rank, 2, store, device=device))
     averages, parameters = learner.averages, [*learner.network.parameters()]
     assert averages is not None
     averages.update(1)
@@ -396,7 +396,7 @@ def test_a_part_of_a_whole_tensor_is_where_the_other_part_is(tmp_path: Path):
 
 def _cut(rank: int, store: Path, found: Any) -> None:
     _with_device()
-    connect(rank, 2, store)
+    connect(rank, 2, store, device=torch.device("simulated", 0))
     layer, mesh = torch.nn.Linear(2, 5, bias=False), init_device_mesh("simulated", (2,))
     FullySharded(layer, [], mesh, offloads=True)
     rows, like = torch.arange(10.0).reshape(5, 2), layer.weight
