@@ -41,6 +41,11 @@ from tests.unit.engine.runs import captured, losses, of_type, planned, run, writ
 from worker.processes.fork_server import ForkServerClient
 
 BOTH = {"data": 2, "fsdp": 2}
+NORMALIZED = network(SMOOTH[0], {"name": "norm", "type": "SyncBatchNorm"}, *SMOOTH[1:])
+OWN = {
+    "buffers": {"network": NORMALIZED, "optimizer": ADAM, "average": {"type": "ema", "decay": 0.9}},
+    "bfloat16": {"precision": "bfloat16", "optimizer": ADAM, "stop": {"steps": 20}},
+}
 
 
 def offloaded(job: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +66,8 @@ def offloaded(job: dict[str, Any]) -> dict[str, Any]:
         (2, "fsdp", "ema"),
         (2, "fsdp", "window"),
         (2, "fsdp", "guards"),
+        (2, "fsdp", "buffers"),
+        (2, "fsdp", "bfloat16"),
         (3, "fsdp", "adam"),
         (4, BOTH, "clipping"),
     ],
@@ -74,11 +81,12 @@ def test_losses_are_those_of_fsdp_and_of_one_process(
     digits: Path,  # noqa: F811
     tmp_path: Path,
 ):
-    more = copy.deepcopy({**VARIANTS, **OF_PARAMETERS}[variant])
+    more = copy.deepcopy({**VARIANTS, **OF_PARAMETERS, **OWN}[variant])
     several, alone = pair(num, 66 if num == 3 else 64, strategy, data=VALIDATION, **more)
     mine = run_processes(server, tmp_path / "a", offloaded(several), digits)
     sharded = run_processes(server, tmp_path / "b", several, digits)
-    assert_same_losses(mine, run(tmp_path / "c", alone, digits))
+    if variant != "bfloat16":
+        assert_same_losses(mine, run(tmp_path / "c", alone, digits))
     assert losses(mine) == pytest.approx(losses(sharded), rel=1e-6)
 
 
