@@ -41,7 +41,11 @@ from tests.unit.engine.runs import captured, losses, of_type, planned, run, writ
 from worker.processes.fork_server import ForkServerClient
 
 BOTH = {"data": 2, "fsdp": 2}
-NORMALIZED = network(SMOOTH[0], {"name": "norm", "type": "SyncBatchNorm"}, *SMOOTH[1:])
+CONV = {
+    **SMOOTH[0],
+    "args": {**SMOOTH[0]["args"], "bias": False},
+}  # of a bias, only the noise counts
+NORMALIZED = network(CONV, {"name": "norm", "type": "SyncBatchNorm"}, *SMOOTH[1:])
 OWN = {
     "buffers": {"network": NORMALIZED, "optimizer": ADAM, "average": {"type": "ema", "decay": 0.9}},
     "bfloat16": {"precision": "bfloat16", "optimizer": ADAM, "stop": {"steps": 20}},
