@@ -114,8 +114,7 @@ class Sharing:
         processes = self._spec.processes
         for name in STRATEGIES:
             yield Parallel(strategy=name, processes=processes)
-        if self._spec.devices.type == "cuda":
-            yield Parallel(strategy="fsdp", processes=processes, cpu_offload=True)
+        yield Parallel(strategy="fsdp", processes=processes, cpu_offload=True)
 
     def _host_bytes(self, memory: Mapping[str, int], parallel: Parallel) -> int:
         """Return what all processes need of one host if they compute on its CPU cores.
@@ -144,6 +143,7 @@ def _supports(spec: TrainJob, network: nn.Module) -> bool:
     check_sharded(spec, network, findings)
     try:
         spec.check_strategy()
+        spec.parallel.check_offload(spec.devices.type)
     except WrongAt:
         return False
     return not findings.problems
