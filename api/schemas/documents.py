@@ -181,8 +181,11 @@ class PlannedStrategy(Document):
     """Whether that fits into the memory of a device that the job may get. Null: no memory is
     known."""
     host_bytes: int | None = None
-    """What all processes need together, on CPU cores of one host. With ``pipeline``, whose
-    processes differ, ``memory`` is that of the process that needs the most."""
+    """What all processes need together, on CPU cores of one host; with ``cpu_offload``, of the host
+    of their devices. With ``pipeline``, whose processes differ, ``memory`` is that of the process
+    that needs the most."""
+    cpu_offload: bool = False
+    """Whether what each process keeps is in host memory: ``offloaded_bytes`` of ``memory``."""
 
 
 class PlannedPart(Document):
@@ -224,7 +227,10 @@ class PlannedSharing(Document):
     process sends that sends the most. With ``placed``: what is copied between the devices. Both at
     the size of float32."""
     host_bytes: int | None = None
-    """What all processes need together, on CPU cores of one host; null with ``placed``."""
+    """What all processes need together, on CPU cores of one host; with ``cpu_offload``, of the host
+    of their devices; null with ``placed``."""
+    cpu_offload: bool = False
+    """Whether what each process keeps is in host memory."""
     divided: list[str]
     """The layers of which each process computes a part, with ``tensor``."""
     strategies: list[PlannedStrategy]

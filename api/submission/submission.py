@@ -154,7 +154,8 @@ def _choose_strategy(spec: AnyJob, plan: Mapping[str, Any]) -> str | None:
     first, *others = _strategies(plan)
     if first["fits"] is not False:
         return None
-    return next((one["strategy"] for one in others if one["fits"]), None)
+    able = (one for one in others if not one.get("cpu_offload"))
+    return next((one["strategy"] for one in able if one["fits"]), None)
 
 
 def _refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
@@ -166,7 +167,8 @@ def _refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[
         _refuse_overfull(parts, spec.devices, devices)
     for one in _strategies(plan):
         if one["fits"]:
-            fix = f"set parallel.strategy to {one['strategy']}, or {fix}"
+            more = ", and parallel.cpu_offload to true" if one.get("cpu_offload") else ""
+            fix = f"set parallel.strategy to {one['strategy']}{more}, or {fix}"
     processes = 1 if isinstance(spec, InferJob) else spec.processes
     sizes = _sizes(devices, plan["memory"], processes, _host_bytes(plan))
     if parts:
@@ -182,6 +184,9 @@ def _refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[
         fix += ", or use fewer processes" if processes > 1 else ""
         if isinstance(spec, TrainJob) and spec.data.shuffle.buffer_size is None:
             fix = f"set data.shuffle.buffer_size, which keeps rows in files, or {fix}"
+        if plan["memory"].get("offloaded_bytes"):
+            pointer = "/parallel/cpu_offload"
+            fix = f"remove cpu_offload, make the network smaller, or {fix}"
     detail = (
         f"it needs about {largest.needed_bytes / 2**30:.1f} GiB, and {what} has "
         f"{largest.size_bytes / 2**30:.1f} GiB; {fix}"
@@ -250,7 +255,7 @@ def _sizes(
     if there are several.
     """
     host_only, rows = memory["checkpoint_bytes"], memory.get("data_bytes", 0)
-    each = memory["total_bytes"] - host_only
+    each = memory["total_bytes"] - host_only - memory.get("offloaded_bytes", 0)
     together = each * processes + host_only if host_bytes is None else host_bytes
     on_host = _on_host(memory, processes, host_bytes)
     found: list[_Size] = []
@@ -270,9 +275,11 @@ def _on_host(memory: Mapping[str, int], processes: int, host_bytes: int | None) 
     """Return what a job on CUDA devices needs of its host's memory, as of `_sizes`.
 
     Each process reads its rows into it first, and checkpoints are written from it. Of processes
-    that differ, at least that much.
+    that differ, at least that much. What is offloaded counts in ``host_bytes``.
     """
     saved, rows = memory["checkpoint_bytes"], memory.get("data_bytes", 0)
+    if host_bytes is not None and "offloaded_bytes" in memory:
+        return host_bytes
     if host_bytes is not None:
         saved = max(saved, host_bytes - processes * (memory["total_bytes"] - saved))
     return processes * rows + saved

@@ -62,7 +62,7 @@ def whole(tensor: Tensor) -> Tensor:
         if outer is None or inner is None:
             return tensor.full_tensor()
         part = _from_local(tensor.to_local(), outer, _size_of_part(tensor, inner)).full_tensor()
-        return _from_local(part, inner, tensor.shape).full_tensor()
+        return _from_local(part, inner, tensor.shape).full_tensor().to(tensor.device)
 
 
 @torch.no_grad()
@@ -75,6 +75,26 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
         if axes is not None:
             part = _distributed(part, axes).to_local()
     return from_part(part, like)
+
+
+def is_offloaded(tensor: Tensor) -> bool:
+    """Whether this process has its part in host memory, and computes on another device."""
+    return tensor.is_cpu and computing_type(tensor) != "cpu"
+
+
+def computing_type(tensor: Tensor) -> str:
+    """Return the type of the device that computes with a tensor: its own unless it is offloaded."""
+    return tensor.device_mesh.device_type if is_sharded(tensor) else tensor.device.type
+
+
+def settle_copies(tensors: Iterable[Tensor]) -> None:
+    """Wait until the device has read parts that are in host memory, before they are overwritten.
+
+    Copies of pinned memory read it when their stream reaches them. After a backward pass they have
+    all been made, because torch waits for its gradients; after a forward pass alone they may not.
+    """
+    if any(map(is_offloaded, tensors)):
+        torch.accelerator.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +199,16 @@ def _distributed(tensor: Tensor, axes: _Axes) -> "DTensor":
 
 
 def from_part(part: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor of which ``part`` is this process's part, sharded as ``like`` is."""
+    """Return the tensor of which ``part`` is this process's part, sharded as ``like`` is.
+
+    It is on the device of ``like``.
+    """
     if not is_sharded(like):
         return part
+    if is_offloaded(like):  # from_local moves what it is given to the device that computes
+        made = torch.empty_like(like, dtype=part.dtype)
+        own_part(made).copy_(part)
+        return made
     return type(like).from_local(
         part,
         like.device_mesh,

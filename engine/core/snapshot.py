@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.core.shards import Place, counts_here, own_part, place_of
+from engine.core.shards import Place, computing_type, counts_here, own_part, place_of
 
 State = dict[str, Any]
 """Tensors and JSON values by name. Tensors are written to a file of their own, the rest to
@@ -111,19 +111,21 @@ def take(
     staging = Staging() if staging is None else staging
     found = Snapshot(dict(about), {}, {})
     devices: set[torch.device] = set()
+    kinds: set[str] = set()
     for name, part in parts.items():
         state = part.state()
         tensors = {key: item for key, item in state.items() if isinstance(item, Tensor)}
         found.rest[name] = {key: item for key, item in state.items() if key not in tensors}
         mine = {key: item for key, item in tensors.items() if _counts(part, item)}
         devices |= {item.device for item in mine.values() if item.device.type != "cpu"}
+        kinds |= {computing_type(item) for item in mine.values()}
         places = {key: place_of(item) for key, item in mine.items()}
         found.places[name] = {key: place for key, place in places.items() if place is not None}
         found.tensors[name] = {
             key: staging.copied(name, key, own_part(item)) for key, item in mine.items()
         }
+    found.device = next(iter(kinds - {"cpu"}), "cpu")
     if devices:
-        found.device = next(iter(devices)).type
         found.arrived = [torch.accelerator.current_stream(one).record_event() for one in devices]
     return found
 

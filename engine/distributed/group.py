@@ -337,11 +337,17 @@ ALONE = Group()
 """The group of a job with one process."""
 
 
-def connect(rank: int, size: int, store: Path, timeout: timedelta = TIMEOUT) -> Group:
+def connect(
+    rank: int,
+    size: int,
+    store: Path,
+    timeout: timedelta = TIMEOUT,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value)
+) -> Group:
     """Join the group; ``store``: a new file that all processes of this host can open.
 
-    CPU tensors travel over gloo, those of accelerators over the backend that torch has for them.
-    The process leaves the group when it exits. ``timeout``: the longest that a collective waits.
+    CPU tensors travel over gloo, those of ``device`` over the backend that torch has for it. The
+    process leaves the group when it exits. ``timeout``: the longest that a collective waits.
     """
     if size == 1:
         return ALONE
@@ -352,8 +358,21 @@ def connect(rank: int, size: int, store: Path, timeout: timedelta = TIMEOUT) -> 
     with waiting.joining():
         shared = dist.FileStore(str(store), size)  # pyright: ignore[reportPrivateImportUsage]
         shared.set_timeout(timeout)
-        dist.init_process_group(store=shared, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(
+            backends(device), store=shared, rank=rank, world_size=size, timeout=timeout
+        )
     return Group(rank, size, store=shared)
+
+
+def backends(device: torch.device) -> str:
+    """Return the backends for messages of the host and of a device: ``cpu:gloo,cuda:nccl``.
+
+    If none is named, torch creates that of the accelerator only (``BackendConfig``).
+    """
+    if device.type == "cpu":
+        return dist.Backend.GLOO
+    own = dist.get_default_backend_for_device(device)
+    return f"cpu:{dist.Backend.GLOO},{device.type}:{own}"
 
 
 @cache

@@ -1,5 +1,6 @@
 """Skip an update: on the host if it knows in time, else on the device; check that a job can."""
 
+import math
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.core.problems import Findings
+from engine.core.shards import is_offloaded
 from engine.core.tensor_names import root
 from engine.optim.optimizers import optimizer_classes
 from glasshouse.spec import TrainJob
@@ -20,7 +22,8 @@ class UpdateGate:
     ``found_inf`` (Adam, AdamW, SGD and Adagrad with ``fused: true``) is given a flag that the
     device computes; it changes nothing if the flag is 1. For ``fail`` the flag stays 1, so that the
     parameters stay unchanged until the host knows. For an optimizer without the flag, ``skip_step``
-    waits for the device, as torch's own GradScaler does; ``fail`` does not wait.
+    waits for the device, as torch's own GradScaler does; ``fail`` does not wait. An optimizer whose
+    state is in host memory waits for the gradients anyway, and so do both.
     """
 
     def __init__(
@@ -43,7 +46,10 @@ class UpdateGate:
         self._action = action
         self._is_late = device.type != "cpu" if is_late is None else is_late
         knows_flag = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        trained = [item for group in optimizer.param_groups for item in group["params"]]
+        self._is_on_host = any(map(is_offloaded, trained))
         self._takes_flag = knows_flag if takes_flag is None else takes_flag
+        self._was_bad = False
         self._flag: Tensor | None = None
         self._has_updated = False
         self.is_shut = False
@@ -63,7 +69,7 @@ class UpdateGate:
         """Return whether the parameters of a bad step are still unchanged when it is examined."""
         if not self._is_late:
             return True
-        return self._action == "fail" and self._takes_flag
+        return self._action == "fail" and (self._takes_flag or self._is_on_host)
 
     def begin(self) -> None:
         """Start a step: save the buffers that its passes may change (batch normalization)."""
@@ -84,6 +90,12 @@ class UpdateGate:
         """Take a step's numbers: it is updated only if all are finite."""
         self.is_shut = False
         if not self._is_late or self._action == "warn":
+            return
+        if self._is_on_host:
+            is_bad = not all(math.isfinite(float(item)) for item in numbers)
+            self._was_bad = is_bad or (self._was_bad and self._action == "fail")
+            if self._was_bad:
+                self._withhold()
             return
         joined = torch.stack([item.reshape(()).to(torch.float32) for item in numbers])
         bad = ~torch.isfinite(joined).all()
@@ -118,7 +130,8 @@ def check_guards(spec: TrainJob, names: Collection[str], findings: Findings) -> 
             listed = ", ".join(dict.fromkeys(map(root, names)))
             detail = f"{glob!r} matches no field, layer or parameter; there are: {listed}"
             findings.problem(f"/guards/nonfinite/skip/{number}", detail[:2000], "no_match")
-    if guard.action == "skip_step" and spec.devices.type == "cuda":
+    is_on_device = spec.devices.type == "cuda" and not spec.parallel.cpu_offload
+    if guard.action == "skip_step" and is_on_device:
         _check_waiting(spec, findings)
 
 

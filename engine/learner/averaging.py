@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from engine.checkpoint.training_state import Weights
-from engine.core.shards import is_sharded, own_part, sharded_like
+from engine.core.shards import is_sharded, own_part, settle_copies, sharded_like
 from engine.core.snapshot import State
 from engine.network.network import Network
 from glasshouse.spec import Average
@@ -93,6 +93,7 @@ class Averages:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        settle_copies(self._newest)
         for mine, mean in zip(self._newest, self._means, strict=True):
             if is_sharded(mine):  # torch keeps its memory
                 own, other = own_part(mine), own_part(mean)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from engine.core.device import is_accelerator
 from engine.core.precision import chosen
-from engine.core.shards import DIVIDING
+from engine.core.shards import DIVIDING, is_offloaded
 from engine.core.timing import COLLECTIVE, Clock
 from engine.data.batches.batch import Batch
 from engine.distributed.data_parallel import Replicated, seed_step, unreached
@@ -70,6 +71,11 @@ class Learner(NamedTuple):
         """Whether every pass needs all processes, each of which has a part of the parameters."""
         is_divided = self.parallel is not None and self.parallel.is_sharded
         return is_divided or self.pipeline is not None
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether parameters, gradients and optimizer state are in host memory, and others not."""
+        return any(map(is_offloaded, self.network.parameters()))
 
     def replicated(self, batch: Callable[[], Batch]) -> "Learner":
         """Return the learner of a process that has the whole network; the others have copies.
@@ -187,7 +193,8 @@ def learner_of(job: TrainJob, device: torch.device, group: Group = ALONE) -> Lea
     fill(job.network, network)  # on the host: the same on every device
     if group.is_staged:
         _keep_stages(job, network, group)
-    network.to_devices(device)
+    if group.is_alone or "fsdp" not in job.parallel.axes:
+        network.to_devices(device)  # else layer by layer: it may not fit into one
     if placement is not None:
         placement.seed(job.seed)
     home = None if placement is None else placement.home
@@ -279,6 +286,7 @@ def _sharded(
         mesh if len(rows) == len(sizes) else mesh[rows],
         whole=[modules[name] for name in shared if name in modules],
         is_staged=group.is_staged,
+        offloads=job.parallel.cpu_offload and is_accelerator(device),
     )
     network.shard(sharded)
     return sharded

@@ -9,10 +9,14 @@ batch, so gradients are summed and not averaged.
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.utils import swap_tensors
 
+from engine.core.device import named
+from engine.core.shards import is_sharded
 from engine.network.layer_groups import layer_groups
 from engine.network.layers import Made, Runnable, Several, steps_of
 
@@ -32,25 +36,31 @@ class FullySharded:
         *,
         whole: Collection[nn.Module] = (),
         is_staged: bool = False,
+        offloads: bool = False,
     ) -> None:
         """Shard a network.
 
         Args:
-            network: its parameters become DTensors.
+            network: its parameters become DTensors. What is on the host is moved to the device of
+                the mesh, a group at a time.
             plans: what it runs in one pass, or in that of each stage. It must run `plans` instead.
             mesh: one axis, over which parameters are sharded; or two: the first has copies.
             whole: modules that are not sharded.
             is_staged: whether a step has several passes whose order processes do not agree on.
                 Parameters then stay gathered until `free`.
+            offloads: whether the parts of parameters stay in host memory.
         """
         self._network = network
         self._mesh = mesh
         self._is_staged = is_staged
+        self._policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
         self._roots: dict[int, _Root] = {}
         self.plans: dict[int, list[Runnable]] = {}
         """What the network must run, which gathers parameters before their layers."""
         for number, plan in plans.items():
             self.plans[number], self._roots[number] = self._grouped(plan, whole)
+        for module in (*whole, network):  # also buffers of layers without parameters
+            _move(module, mesh)
         _work_out_of_place(network)
 
     def _grouped(
@@ -84,8 +94,10 @@ class FullySharded:
         return found, root
 
     def _shard(self, module: nn.Module) -> None:
+        _move(module, self._mesh)
+        frees = False if self._is_staged else None
         fully_shard(
-            module, mesh=self._mesh, reshard_after_forward=False if self._is_staged else None
+            module, mesh=self._mesh, reshard_after_forward=frees, offload_policy=self._policy
         )
 
     def forward(self, batch: Mapping[str, Tensor], *, is_last: bool) -> Outputs:
@@ -119,6 +131,22 @@ class FullySharded:
 
 def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in root.modules() if isinstance(module, FSDPModule))
+
+
+@torch.no_grad()
+def _move(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Move what is not sharded to the device of the mesh.
+
+    torch moves it too, but to CUDA and the like only: elsewhere a tensor's ``data`` cannot be
+    replaced by that of another device.
+    """
+    device = named(mesh.device_type)
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if not is_sharded(tensor) and tensor.device.type != device.type:
+            there = tensor.detach().to(device)
+            if isinstance(tensor, nn.Parameter):
+                there = nn.Parameter(there, requires_grad=tensor.requires_grad)
+            swap_tensors(tensor, there)
 
 
 def _work_out_of_place(network: nn.Module) -> None:

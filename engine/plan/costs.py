@@ -47,6 +47,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     num_shards: int = 1,
     division: TensorPlan | None = None,
     kept_at: Sequence[str] = (),
+    offloads: bool = False,
 ) -> dict[str, int]:
     """Return bytes by category. Activations: the peak besides parameters and gradients.
 
@@ -57,6 +58,7 @@ def memory(  # noqa: PLR0913 (each is a head)
     batches of a step that are in memory before it begins. ``num_shards``: the processes that each
     keep a part of parameters, gradients and state. Gathered: what a process has whole at once.
     ``division``: how processes divide layers. ``kept_at``: boundaries of activation checkpointing.
+    ``offloads``: what belongs to parameters is in host memory (offloaded), and buffers are not.
     """
     parameters = sum(item.nbytes for item in [*network.parameters(), *network.buffers()])
     storages = {
@@ -95,7 +97,35 @@ def memory(  # noqa: PLR0913 (each is a head)
     }
     if num_shards > 1:
         heads["gathered_bytes"] = layer_groups(_items(traced, kept_at)).gathered_bytes
+    if offloads:
+        buffers = sum(item.nbytes for item in network.buffers())
+        of_parameters = shard(state_bytes) + shard(num_averages * (parameters - buffers))
+        heads |= {
+            "parameters_bytes": buffers,
+            "gradients_bytes": 0,
+            "optimizer_state_bytes": 0,
+            "averages_bytes": num_averages * buffers,
+            # with the part of each layer before it is gathered, and that of its gradients
+            "gathered_bytes": heads["gathered_bytes"] + -(-heads["gathered_bytes"] // num_shards),
+            "offloaded_bytes": _pinned(network, num_shards, division) + of_parameters,
+        }
     return {**heads, "total_bytes": sum(heads.values())}
+
+
+def _pinned(network: nn.Module, num_shards: int, division: TensorPlan | None) -> int:
+    """Return the bytes of pinned memory of a process's parts of parameters and gradients.
+
+    torch pins a power of two for each tensor (``CachingHostAllocator``).
+    """
+    divided = set[str]() if division is None else division.parameters(network)
+    found = 0
+    for name, item in network.named_parameters():
+        size = item.nbytes // (division.size if division is not None and name in divided else 1)
+        rows = item.shape[0] if item.dim() else 1
+        part = -(-rows // num_shards) * (size // max(1, rows))
+        pinned = 1 << (part - 1).bit_length() if part else 0
+        found += pinned * (2 if item.requires_grad else 1)
+    return found
 
 
 def _items(traced: Trace, kept_at: Sequence[str]) -> list[list[nn.Module]]:

@@ -1,6 +1,6 @@
 """Plan how several processes share a training: memory, messages, and what a strategy supports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -64,8 +64,12 @@ class Sharing:
 
     def memory(self, parallel: Parallel | None = None) -> dict[str, int]:
         """Return the memory of each process; ``parallel``: instead of the job's."""
-        axes = (parallel or self._spec.parallel).axes
-        return self._memory_of(num_shards=axes.get("fsdp", 1), division=self.division)
+        parallel = parallel or self._spec.parallel
+        return self._memory_of(
+            num_shards=parallel.axes.get("fsdp", 1),
+            division=self.division,
+            offloads=parallel.cpu_offload,
+        )
 
     def described(self) -> dict[str, Any] | None:
         """Return how the training is shared; None: there is one process.
@@ -76,16 +80,17 @@ class Sharing:
         if spec.processes == 1:
             return None
         strategies: list[dict[str, Any]] = []
-        for name in STRATEGIES if self.division is None else ():
-            parallel = Parallel(strategy=name, processes=spec.processes)
+        for parallel in self._others() if self.division is None else ():
             other = spec.model_copy(update={"parallel": parallel})
             if _supports(other, network):
-                entry: dict[str, Any] = {"strategy": name, "memory": self.memory(parallel)}
+                entry: dict[str, Any] = {"strategy": parallel.strategy}
+                entry |= {"cpu_offload": parallel.cpu_offload, "memory": self.memory(parallel)}
                 entry["exchanged_bytes"] = exchanged(other, network)
                 entry["host_bytes"] = self._host_bytes(entry["memory"], parallel)
                 strategies.append(entry)
         own: dict[str, Any] = {
             "strategy": spec.parallel.strategy,
+            "cpu_offload": spec.parallel.cpu_offload,
             "memory": self.memory(),
             "exchanged_bytes": self._exchanged(),
         }
@@ -99,14 +104,30 @@ class Sharing:
             "global_batch_size": spec.global_batch_size,
             "exchanged_bytes": own["exchanged_bytes"],
             "host_bytes": own["host_bytes"],
+            "cpu_offload": spec.parallel.cpu_offload,
             "divided": [] if self.division is None else sorted(self.division.divided),
             "strategies": strategies,
         }
 
+    def _others(self) -> Iterator[Parallel]:
+        """Yield what the job could say instead: without sizes, the simplest first."""
+        processes = self._spec.processes
+        for name in STRATEGIES:
+            yield Parallel(strategy=name, processes=processes)
+        yield Parallel(strategy="fsdp", processes=processes, cpu_offload=True)
+
     def _host_bytes(self, memory: Mapping[str, int], parallel: Parallel) -> int:
-        """Return what all processes need of one host if they compute on its CPU cores."""
+        """Return what all processes need of one host if they compute on its CPU cores.
+
+        With ``cpu_offload``, what they need of the host of their devices: they have the whole
+        network there at the beginning, and what is offloaded from then on.
+        """
         processes, saved = self._spec.processes, memory["checkpoint_bytes"]
         writers = processes // parallel.axes.get("data", 1)
+        if parallel.cpu_offload:
+            rows, whole = memory["data_bytes"], sum(x.nbytes for x in self._network.parameters())
+            later = processes * (memory["offloaded_bytes"] + rows) + writers * saved
+            return max(processes * (whole + rows), later)
         return processes * (memory["total_bytes"] - saved) + writers * saved
 
     def _exchanged(self) -> int:
@@ -122,6 +143,7 @@ def _supports(spec: TrainJob, network: nn.Module) -> bool:
     check_sharded(spec, network, findings)
     try:
         spec.check_strategy()
+        spec.parallel.check_offload(spec.devices.type)
     except WrongAt:
         return False
     return not findings.problems

@@ -207,7 +207,7 @@ class Assignment:
             return ALONE
         if self.store is None:
             raise SpecFailed("The job has several processes and was handed no store.")
-        return connect(self.rank, self.size, self.store, timeout)
+        return connect(self.rank, self.size, self.store, timeout, self.device)
 
     def table(self, dataset: str) -> Table:
         """Return the dataset's stored table."""

@@ -236,7 +236,10 @@ def _probes(
         learner.network,
         job.probes,
         emit=out.emit,
-        readback=Readback(learner.home or rows.device, is_home=learner.home is not None),
+        readback=Readback(
+            learner.home or rows.device,
+            is_home=learner.home is not None or learner.is_offloaded,
+        ),
         out_dir=out.directory,
         training=training,
         captures=captures,

@@ -342,6 +342,7 @@ class TrainJob(_Job):
     def _check_processes(self) -> Self:
         counted = _counted(self.parallel, self.devices)
         object.__setattr__(self, "parallel", counted)  # frozen from here on
+        self.parallel.check_offload(self.devices.type)
         self._check_global_batch()
         self._check_single()
         for number, probe in enumerate(self.probes):
@@ -590,9 +591,10 @@ class DiagnoseJob(_Job):
         if self.parallel.strategy == "placed":
             detail = "strategy placed runs one process, which sends no messages: set data, with a"
             raise WrongAt("parallel", "strategy", detail=f"{detail} process for each device")
-        for name in ("schedule", "micro_batches"):
-            if (value := getattr(self.parallel, name)) is not None:
-                detail = f"{name} ({value}) is that of a training, and a diagnose job trains"
+        for name in ("schedule", "micro_batches", "cpu_offload"):
+            if value := getattr(self.parallel, name):
+                shown = "true" if value is True else value
+                detail = f"{name} ({shown}) is that of a training, and a diagnose job trains"
                 raise WrongAt("parallel", name, detail=f"{detail} nothing: remove {name}")
         counted = _counted(self.parallel, self.devices)
         object.__setattr__(self, "parallel", counted)  # frozen from here on

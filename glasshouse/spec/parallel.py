@@ -44,6 +44,8 @@ class Parallel(Spec):
     network, and with ``{"fsdp": 2, "tensor": 2}`` the layers are divided between two processes,
     each of which shares its part with another. ``{"data": 2, "pipeline": 2}`` runs two pipelines,
     and ``{"fsdp": 2, "pipeline": 2}`` too, with each stage shared between two processes.
+
+    With ``cpu_offload``, what ``fsdp`` keeps in each process is in host memory.
     """
 
     strategy: Literal["none", "data", "fsdp", "tensor", "pipeline", "placed", "auto"] = "data"
@@ -77,6 +79,13 @@ class Parallel(Spec):
     ``interleaved`` need at least as many as there are processes. Default: the largest divisor of
     the batch size up to 4 for each process. Example: ``8``."""
 
+    cpu_offload: bool = False
+    """With ``fsdp``, alone or with ``data`` and ``tensor``: keep each process's part of the
+    parameters, gradients, optimizer state and weight averages in host memory (torch's
+    ``CPUOffloadPolicy``). The parameters of a few layers are copied to the device when it needs
+    them, and the optimizer runs on the CPU. Takes less memory of the device and more time. Requires
+    ``devices.type`` ``cuda``."""
+
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if not (given := self._sizes):
@@ -101,6 +110,40 @@ class Parallel(Spec):
             detail += f" {self.processes}: remove"
             raise WrongAt("processes", detail=f"{detail} processes, or set strategy to data")
         return self
+
+    def check_offload(self, kind: str) -> None:
+        """Refuse ``cpu_offload`` where there is nothing to offload; ``kind``: ``devices.type``.
+
+        Raises:
+            WrongAt: it names the field.
+        """
+        if not self.cpu_offload:
+            return
+        if "fsdp" not in self.axes:
+            detail = "cpu_offload (true) keeps in host memory what fsdp keeps in each process, and"
+            if self.strategy == "fsdp" or self.fsdp == 1:
+                detail += " fsdp has one process: set it to at least 2, or remove cpu_offload"
+            else:
+                detail += f" the strategy is {self.strategy}: set it to fsdp, or remove cpu_offload"
+            raise WrongAt("parallel", "cpu_offload", detail=detail)
+        if "pipeline" in self.axes:
+            detail = (
+                "cpu_offload (true) cannot be combined with pipeline yet, whose parameters stay"
+            )
+            detail += " on the device for the whole step: remove cpu_offload, or pipeline"
+            raise WrongAt("parallel", "cpu_offload", detail=detail)
+        if kind != "cuda":
+            why = "the parameters are in host memory already"
+            if kind == "auto":
+                why = "a job of that type may run on CPU cores, whose parameters are there already"
+            detail = (
+                f"cpu_offload (true) needs CUDA devices, and devices.type is {kind}: {why}: set"
+            )
+            raise WrongAt(
+                "parallel",
+                "cpu_offload",
+                detail=f"{detail} the type to cuda, or remove cpu_offload",
+            )
 
     @property
     def _sizes(self) -> dict[str, int]:

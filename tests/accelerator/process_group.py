@@ -38,17 +38,38 @@ class Work(dist._Work):
         self._inner.wait()
         for there, here in self._results:
             there.copy_(here)
-        self._results = []
+        self._results, self._sent, self._outputs = (
+            [],
+            [],
+            None,
+        )  # torch may keep what was waited for
         return True
 
     def is_completed(self) -> bool:
         return self._inner.is_completed()
 
     def get_future(self) -> Any:
+        outputs = self._outputs
         self.wait()
         found = torch.futures.Future()
-        found.set_result(self._outputs)
+        found.set_result(outputs)
         return found
+
+
+def _on_host(value: Any, copies: list[Tensor], results: list[tuple[Tensor, Tensor]] | None) -> Any:
+    """Return an argument with its tensors in host memory, which are added to ``copies``.
+
+    ``results``: what receives values, with its copy; None: the argument does not.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_on_host(item, copies, results) for item in value]
+    if not isinstance(value, Tensor) or value.device.type != NAME:
+        return value
+    here = value.detach().cpu().contiguous()
+    copies.append(here)
+    if results is not None:
+        results.append((value.detach(), here))
+    return here
 
 
 def _of_device(method: str, num_outputs: int = 1) -> Callable[..., Any]:
@@ -61,19 +82,12 @@ def _of_device(method: str, num_outputs: int = 1) -> Callable[..., Any]:
         given = given if opts is None else (*given, opts)
         results: list[tuple[Tensor, Tensor]] = []
         copies: list[Tensor] = []  # must live until the message has been sent
-
-        def on_host(value: Any, is_output: bool) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [on_host(item, is_output) for item in value]
-            if not isinstance(value, Tensor) or value.device.type != NAME:
-                return value
-            here = value.detach().cpu().contiguous()
-            copies.append(here)
-            if is_output:
-                results.append((value.detach(), here))
-            return here
-
-        mine = [on_host(value, number < num_outputs) for number, value in enumerate(given)]
+        mine = [
+            _on_host(value, copies, results if number < num_outputs else None)
+            for number, value in enumerate(given)
+        ]
+        if not copies:
+            self.check_host()
         work = getattr(self.gloo, method)(*mine)
         if not copies:
             return work
@@ -126,6 +140,14 @@ class ProcessGroup(dist.ProcessGroup):
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore(BACKEND, store), rank, size, timeout)
         # torch asks the backend of a device for what it supports
         self._register_backend(torch.device(NAME), self.BackendType.CUSTOM, self.gloo)
+
+    def check_host(self) -> None:
+        """Refuse messages of the host as torch does, unless the group has a backend for them.
+
+        A group in Python takes the place of all of a group's backends.
+        """
+        if "cpu:" not in dist.distributed_c10d._world.pg_backend_config[self]:
+            raise RuntimeError("No backend type associated with device type cpu")
 
     def getBackendName(self) -> str:  # noqa: N802 (of torch)
         return BACKEND

@@ -131,6 +131,42 @@ def test_the_rows_of_a_job_on_cuda_need_the_memory_of_the_host():
         _refuse_too_large(job(), large, [device("cuda", 33, 64)])  # its rows are moved there
 
 
+OFFLOADED = {
+    "strategy": "fsdp",
+    "cpu_offload": True,
+    "memory": {"total_bytes": 20 * GIB, "checkpoint_bytes": 4 * GIB, "offloaded_bytes": 14 * GIB},
+    "host_bytes": 40 * GIB,
+}
+
+
+def test_what_is_offloaded_needs_the_memory_of_the_host():
+    """2 GiB on the device, 40 on the host for both processes."""
+    own = {**OFFLOADED, "processes": 2, "strategies": []}
+    plan: dict[str, Any] = {"memory": own.pop("memory"), "parallel": own}
+    two = job(processes=2, strategy="fsdp")
+    _refuse_too_large(two, plan, [device("cuda", 2, 40)])
+    _refuse_too_large(two, plan, [device("cuda", 2)])
+    with pytest.raises(InvalidSpec, match=r"/network: .* 2\.0 GiB, .* largest device .* 1\.0"):
+        _refuse_too_large(two, plan, [device("cuda", 1, 40)])
+    with pytest.raises(
+        InvalidSpec,
+        match=r"/parallel/cpu_offload: .* 40\.0 GiB, .* largest host .* 39\.0 GiB; remove cpu_off",
+    ):
+        _refuse_too_large(two, plan, [device("cuda", 2, 39)])
+
+
+def test_a_job_that_fits_only_if_it_is_offloaded_is_pointed_to_that_and_auto_is_not_it():
+    plan = plan_of(data=6, fsdp=3)
+    plan["parallel"]["strategies"].append(dict(OFFLOADED))
+    for host, fits in ((40, True), (39, False)):
+        _mark_fitting(plan, [device("cuda", 2, host)])
+        assert [one["fits"] for one in plan["parallel"]["strategies"]] == [False, False, fits]
+        assert _choose_strategy(job(processes=2, strategy="auto"), plan) is None
+        says = "GiB; set parallel.strategy to fsdp, and parallel.cpu_offload to true, or make"
+        with pytest.raises(InvalidSpec, match=says if fits else "GiB; make the network"):
+            _refuse_too_large(job(processes=2), plan, [device("cuda", 2, host)])
+
+
 def test_the_rows_of_a_job_on_several_devices_need_the_memory_of_the_host():
     memory = {"total_bytes": 20 * GIB, "checkpoint_bytes": 4 * GIB, "data_bytes": 2 * GIB}
     part = {"device": 0, "memory": {"total_bytes": 8 * GIB}}

@@ -363,6 +363,7 @@ def test_the_plan_says_what_processes_share():
         "global_batch_size": 64,
         "exchanged_bytes": 2 * 3 * 4 * (64 * 10 + 10) // 4,  # a ring of four, float32
         "host_bytes": together,
+        "cpu_offload": False,
         "divided": [],
     }
     activations = [planned(job)["memory"]["activations_bytes"] for job in (several, alone)]

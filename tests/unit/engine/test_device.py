@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from engine.__main__ import _device
 from engine.checkpoint.training_state import Generators
 from engine.core import device
 from engine.core.timing import HostClock, clock_of
+from engine.distributed.group import backends
 from engine.training.failures import classify
 from glasshouse.errors import DeviceFailed, OutOfMemory
 from glasshouse.spec import Devices
@@ -23,6 +25,21 @@ def test_an_assignment_names_the_first_visible_device():
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl")],
+)
+def test_processes_have_a_backend_for_messages_of_the_host_beside_that_of_the_device(
+    kind, expected, monkeypatch
+):
+    """Without a name, torch creates that of the accelerator only."""
+    assert backends(torch.device(kind)) == expected
+    found = BackendConfig(Backend(expected)).get_device_backend_map()
+    assert {"cpu", kind} <= found.keys()
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device(kind))
+    assert [*BackendConfig(Backend("undefined")).get_device_backend_map()] == [kind]
 
 
 @NO_ACCELERATOR

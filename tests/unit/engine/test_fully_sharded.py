@@ -26,7 +26,7 @@ from tests.unit.engine.parallel_jobs import (
     token_table,
 )
 from tests.unit.engine.processes import run_processes
-from tests.unit.engine.runs import captured, errors, losses, of_type, planned, run
+from tests.unit.engine.runs import DIGITS_META, captured, errors, losses, of_type, planned, run
 
 pytestmark = pytest.mark.long
 
@@ -216,8 +216,59 @@ def test_the_plan_says_what_shards_take():
         "processes": 4,
         **dict.fromkeys(("tensor", "pipeline", "schedule", "micro_batches")),
         **BOTH,
+        "cpu_offload": False,
     }
     assert planned(mine["spec"])["spec"] == mine["spec"]
+
+
+def test_the_plan_of_offloaded_parts_counts_the_memory_of_the_host():
+    """Of 3 processes; torch pins a power of two for each part of a parameter and its gradient."""
+    layers = network(SMOOTH[3], {**SMOOTH[4], "name": "a"}, {"name": "norm", "type": "BatchNorm1d"})
+    layers["layers"].append(SMOOTH[4])
+    more: dict[str, Any] = {"optimizer": ADAM, "average": {"type": "ema"}}
+    several, _ = pair(3, 66, "fsdp", network=layers, **more)
+    job = several | {"devices": {"type": "cuda"}}
+    plain = planned(job)
+    plan = planned({**job, "parallel": {**job["parallel"], "cpu_offload": True}})
+    memory, before = plan["memory"], plain["memory"]
+    weights_bytes = 4 * (64 * 10 + 10 + 10 + 10 + 10 * 10 + 10)
+    buffers = 4 * (10 + 10) + 8
+    # parts: 4 of 10 rows of 64 values, four times 4 values, 4 of 10 rows of 10 values
+    pinned = 4 * (256 + 4 * 4 + 64)
+    others = before["optimizer_state_bytes"] + -(-weights_bytes // 3)  # and their averages
+    assert memory["offloaded_bytes"] == pytest.approx(2 * pinned + others, abs=3)
+    assert memory["parameters_bytes"] == memory["averages_bytes"] == buffers
+    assert memory["gradients_bytes"] == memory["optimizer_state_bytes"] == 0
+    whole = before["gathered_bytes"]
+    assert memory["gathered_bytes"] == whole + -(-whole // 3)
+    for name in ("activations_bytes", "data_bytes", "checkpoint_bytes"):
+        assert memory[name] == before[name]
+    assert memory["total_bytes"] == sum(memory.values()) - memory["total_bytes"]
+    needed = memory["offloaded_bytes"] + memory["data_bytes"] + memory["checkpoint_bytes"]
+    assert plan["parallel"]["host_bytes"] == 3 * needed
+    assert [one["parallel"]["cpu_offload"] for one in (plan, plain)] == [True, False]
+    for listed in (plan, plain):
+        *others, last = listed["parallel"]["strategies"]
+        assert [(one["strategy"], one["cpu_offload"]) for one in others] == [
+            ("data", False),
+            ("fsdp", False),
+        ]
+        assert last == {
+            "strategy": "fsdp",
+            "cpu_offload": True,
+            "memory": memory,
+            "exchanged_bytes": plain["parallel"]["exchanged_bytes"],
+            "host_bytes": 3 * needed,
+        }
+
+
+def test_the_plan_counts_the_whole_network_in_the_host_memory_of_each_process():
+    """Until it is sharded, each process has all of it: with many processes that decides."""
+    job, _ = pair(8, 64, "fsdp", network=network(SMOOTH[3], SMOOTH[4]))
+    job |= {"devices": {"type": "cuda"}, "parallel": {**job["parallel"], "cpu_offload": True}}
+    meta = {**DIGITS_META, "splits": {"train": 8, "test": 8}}
+    plan = planned({**job, "optimizer": {"type": "SGD", "args": {"lr": 0.1}}}, meta)
+    assert plan["parallel"]["host_bytes"] == 8 * (4 * (64 * 10 + 10) + plan["memory"]["data_bytes"])
 
 
 SGD = {"type": "SGD"}

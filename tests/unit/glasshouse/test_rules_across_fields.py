@@ -32,6 +32,7 @@ PLATEAU = {"type": "ReduceLROnPlateau", "metric": "validation/loss"}
 EVALUATED = {"evaluate": {"every_steps": 1}}
 TWO = {"processes": 2}
 PARTS = {"strategy": "fsdp", "processes": 2}
+OFFLOADED = {**PARTS, "cpu_offload": True}
 SPARSE_LAYER = {
     "name": "emb",
     "type": "Embedding",
@@ -353,6 +354,49 @@ CASES: dict[str, Broken] = {
         ("schedule (gpipe)", "diagnose", "remove schedule"),
         DIAGNOSE,
     ),
+    "offloading of a diagnosis": Broken(
+        {"parallel": {"strategy": "fsdp", "cpu_offload": True}, "devices": {"type": "cuda"}},
+        "/parallel/cpu_offload",
+        ("cpu_offload (true)", "diagnose", "remove cpu_offload"),
+        DIAGNOSE,
+    ),
+    "offloading on CPU cores": Broken(
+        {"parallel": OFFLOADED, "devices": {"type": "cpu"}},
+        "/parallel/cpu_offload",
+        (
+            "cpu_offload (true)",
+            "devices.type is cpu",
+            "set the type to cuda",
+            "host memory already",
+        ),
+    ),
+    "offloading on whatever there is": Broken(
+        {"parallel": OFFLOADED},
+        "/parallel/cpu_offload",
+        ("cpu_offload (true)", "devices.type is auto", "set the type to cuda", "may run on CPU"),
+    ),
+    **{
+        f"offloading with the strategy {name}": Broken(
+            {"parallel": {**OFFLOADED, "strategy": name}, "devices": {"type": "cuda"}},
+            "/parallel/cpu_offload",
+            ("cpu_offload (true)", f"strategy is {name}", "set it to fsdp", "remove cpu_offload"),
+        )
+        for name in ("data", "tensor", "pipeline", "auto")
+    },
+    **{
+        f"offloading with {sizes}": Broken(
+            {"parallel": {"cpu_offload": True, **sizes}, "devices": {"type": "cuda"}},
+            "/parallel/cpu_offload",
+            ("cpu_offload (true)", says, "remove cpu_offload"),
+        )
+        for sizes, says in (
+            ({"data": 2, "tensor": 2}, "strategy is tensor"),
+            ({"fsdp": 2, "pipeline": 2}, "cannot be combined with pipeline yet"),
+            ({"data": 2, "fsdp": 1}, "set it to at least 2"),
+            ({"strategy": "fsdp", "processes": 1}, "set it to at least 2"),
+            ({"strategy": "none"}, "strategy is none"),
+        )
+    },
     "tensor and pipeline": Broken(
         staged(None, None, strategy="pipeline", processes=None, tensor=2, pipeline=2),
         "/parallel/tensor",

@@ -16,6 +16,7 @@ const CATEGORIES: readonly [string, string][] = [
   ["gathered_bytes", "gathered layers"],
   ["data_bytes", "data"],
   ["checkpoint_bytes", "checkpoint"],
+  ["offloaded_bytes", "offloaded to the host"],
 ];
 
 export function PlanPane({ planned, jump }: { planned: Planned; jump(pointer: string): void }) {
@@ -70,6 +71,11 @@ function Facts({ plan, jump }: { plan: Plan; jump(pointer: string): void }) {
   );
 }
 
+/** The name of a strategy; with offloading it is another one. */
+function named(one: { strategy: string; cpu_offload?: boolean }): string {
+  return one.cpu_offload ? `${one.strategy}, CPU offload` : one.strategy;
+}
+
 function Strategies({ parallel }: { parallel: NonNullable<Plan["parallel"]> }) {
   const fits = (one: boolean | null) => (one === null ? "unknown" : one ? "yes" : "no");
   return (
@@ -77,8 +83,8 @@ function Strategies({ parallel }: { parallel: NonNullable<Plan["parallel"]> }) {
       <table aria-label="Strategies">
         <thead><tr><th>strategy</th><th class="number">memory per process</th><th class="number">sent per step</th><th>fits</th></tr></thead>
         <tbody>{parallel.strategies.map((one) => (
-          <tr key={one.strategy} data-strategy={one.strategy}>
-            <td>{one.strategy === parallel.strategy ? <strong>{one.strategy}</strong> : one.strategy}</td>
+          <tr key={named(one)} data-strategy={named(one)}>
+            <td>{named(one) === named(parallel) ? <strong>{named(one)}</strong> : named(one)}</td>
             <td class="number">{bytes(one.memory["total_bytes"])}</td>
             <td class="number">{bytes(one.exchanged_bytes)}</td>
             <td>{fits(one.fits)}</td>
