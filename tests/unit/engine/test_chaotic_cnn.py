@@ -6,7 +6,6 @@ DistributedDataParallel, and as those of one process in which one weight differs
 """
 
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.unit.engine.parallel_jobs import pair, weights
-from tests.unit.engine.processes import run_processes
+from tests.unit.engine.processes import forking, run_processes
 from tests.unit.engine.runs import losses, run, write_table
 from worker.processes.fork_server import ForkServerClient
 
 pytestmark = pytest.mark.long
 
-STEPS, ROWS, NUM_ROWS = 60, 64, 640
+STEPS, ROWS, NUM_ROWS = 60, 32, 320
 SGD: dict[str, Any] = {"type": "SGD", "args": {"lr": 0.01, "momentum": 0.9}}
 ADAM: dict[str, Any] = {"type": "Adam", "args": {"lr": 0.002}}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -126,9 +125,8 @@ def one_run(
 
 def by_hand(directory: Path, size: int, kind: str) -> list[list[float]]:
     """The losses of the loop in ``size`` processes, of each run."""
-    context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=train_by_hand, args=(rank, size, directory, kind))
+        forking().Process(target=train_by_hand, args=(rank, size, directory, kind))
         for rank in range(size)
     ]
     for one in ranks:
@@ -170,7 +168,7 @@ def by_hand_at_most(table: Path, tmp_path_factory: pytest.TempPathFactory) -> fl
     """The largest distance that one rounding makes in the loop that is written by hand.
 
     How far it is amplified depends on the path: 1e-7 to some 1e-2, from the same initial weights. A
-    wrong weight of one row in 64 makes 1e-2 within a few steps, when a rounding is still below
+    wrong weight of one row in 32 makes 1e-2 within a few steps, when a rounding is still below
     1e-5.
     """
     still = {"type": "SGD", "args": {"lr": 0.0}}
