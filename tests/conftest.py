@@ -1,5 +1,6 @@
 """Fixtures of all tests: real services, started once, and empty databases."""
 
+import gc
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from tests.running import Postgres, connected, database_of
 settings.register_profile("ours", deadline=None)  # being late on a busy machine is not a failure
 settings.load_profile("ours")
 IN_CI = os.environ.get("CI") == "true"
+gc.disable()  # collection creates no garbage, and looking for it takes seconds
 if os.environ.get("ENGINE_DEVICE") == "simulated":
     try:
         from tests.accelerator.simulated import module
@@ -42,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
     if seed := os.environ.get("SHUFFLE"):
         random.Random(seed).shuffle(items)  # noqa: S311 (an order, no secret)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look again at what exists already."""
+    gc.freeze()
+    gc.enable()
 
 
 def absent(what: str) -> None:

@@ -22,9 +22,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_table(tmp_path_factory.mktemp("digits"), columns, splits)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ForkServerClient]:
-    """One fork server for all tests of a module."""
+    """One fork server for all tests: to start one takes three seconds of CPU time."""
     with fork_server_in(tmp_path_factory.mktemp("server")) as found:
         yield found
 
