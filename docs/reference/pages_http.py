@@ -70,6 +70,14 @@ response is 304 as long as nothing has changed; with `Prefer: wait=30` the servi
 seconds for a change. With `If-Match`, a change is rejected if somebody else has changed the
 resource in the meantime.
 
+**Waiting.** `POST /jobs` with `Prefer: wait=30` waits up to 30 seconds for the end of the job, so a
+short inference is one request: its `state` is `succeeded`, and `result` has the outputs.
+
+```sh
+curl -s "$API/jobs" -H "$KEY" -H "Content-Type: application/json" -H "Prefer: wait=30" \
+  -d '{{"kind": "infer", "job": "job_…", "inputs": {{"x": [[0.1, 0.2]]}}}}'
+```
+
 ## Responses
 
 An error is a problem document (RFC 9457) of the type `application/problem+json`: `type`, `title`,

@@ -124,6 +124,37 @@ def test_results_are_joined_below_or_beside_each_other(client: gh.Client, watche
     assert (below["value"][250:] == apart["relu3/value"]).all()
 
 
+def test_a_short_inference_is_one_request(http: httpx2.Client, watched: Watched):
+    rows = [np.arange(64).reshape(1, 8, 8).tolist(), np.zeros((1, 8, 8)).tolist()]
+    spec = {"kind": "infer", "job": watched.job.id, "inputs": {"image": rows}, "outputs": ["fc"]}
+    spec |= {"fields": ["value"]}
+    headers = {"Prefer": "wait=60", "Idempotency-Key": f"short-{watched.job.id}"}
+    answer = http.post("/jobs", json=spec, headers=headers)
+    assert (answer.status_code, answer.headers["preference-applied"]) == (201, "wait=60")
+    job = answer.json()
+    assert job["state"] == "succeeded"
+    assert np.shape(job["result"]["fc"]["value"]["data"]) == (2, 10)
+    assert answer.headers["location"].endswith(f"/jobs/{job['id']}")
+    assert http.get(f"/jobs/{job['id']}").json() == job
+    again = http.post("/jobs", json=spec, headers=headers)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.json() == job
+
+
+def test_a_submission_waits_no_longer_than_it_says(http: httpx2.Client, digits: str):
+    spec = {**digits_example(digits), "stop": {"epochs": 10_000}}
+    answer = http.post("/jobs", json=spec, headers={"Prefer": "wait=1"})
+    job = answer.json()
+    assert (answer.status_code, answer.headers["preference-applied"]) == (201, "wait=1")
+    assert job["state"] in ("queued", "starting", "running")
+    assert "result" not in job
+    assert http.post(f"/jobs/{job['id']}/cancel").status_code == 202
+    count = len(http.get("/jobs?limit=100").json()["data"])
+    refused = http.post("/jobs", json=spec, headers={"Prefer": "wait=soon"})
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_header")
+    assert len(http.get("/jobs?limit=100").json()["data"]) == count
+
+
 def test_the_weights_of_a_checkpoint_are_downloaded_in_parts(http: httpx2.Client, watched: Watched):
     checkpoint = watched.job.checkpoints()[-1]
     assert checkpoint.data["step"] == 8 * 41

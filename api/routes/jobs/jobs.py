@@ -45,6 +45,8 @@ from models.tables import Job
 
 router = APIRouter(prefix=BASE, tags=["jobs"])
 Waited = documents.Waited
+_KEPT = ("Location", "Idempotency-Replayed")
+"""Headers of the answer to a submission that stay when the job has ended."""
 
 
 class JobPatch(Body):
@@ -87,12 +89,28 @@ async def plan_job(
     responses=documents.answers(201, documents.Job, 400, 401, 403, 409, 413, 415, 422, 429, 503),
 )
 async def create_job(
+    request: Request,
     app_state: AppStateDep,
     caller: Submit,
     key: OnceKey,
     body: Annotated[Parsed[AnyJob], Depends(parse_job_body)],
+    prefer: Waited = None,
 ) -> Response:
-    """Check, store and queue a job. It runs as soon as a worker has the devices it asks for."""
+    """Check, store and queue a job. It runs as soon as a worker has the devices it asks for.
+
+    With `Prefer: wait=30`, the response waits up to 30 s for the end of the job. That of a short
+    `infer` job then has its `result`; if `state` is not `succeeded`, the job has failed or still
+    runs.
+    """
+    del prefer  # read and validated by `waiting` below
+    wait_s = waiting.preferred_wait(request)
+    answer = await _submitted(app_state, caller, key, body)
+    return answer if wait_s is None else await _ended(app_state, caller, answer, wait_s)
+
+
+async def _submitted(
+    app_state: AppState, caller: Caller, key: str | None, body: Parsed[AnyJob]
+) -> Response:
     token = idempotent.token_of(caller, "POST /jobs", key, body.raw)
     kept = (
         None
@@ -104,6 +122,27 @@ async def create_job(
     await run_in_threadpool(admit, app_state, caller)  # before the planner, which is expensive
     prepared = await prepare(app_state, body.value, caller, hold=True)
     return await run_in_threadpool(store, app_state, caller, token, prepared)
+
+
+async def _ended(app_state: AppState, caller: Caller, answer: Response, wait_s: int) -> Response:
+    """Return the answer to a submission, with the job as it is when it ends or the time is up."""
+    job_id = answer.headers["Location"].rpartition("/")[2]
+
+    def look() -> Job:
+        with app_state.database.read() as tx:
+            return jobs.get(tx, job_id, caller.sees)
+
+    def look_for_end() -> Job | None:
+        job = look()
+        return job if job.state in ENDED else None
+
+    ended = await waiting.wait_for(
+        app_state.wakeups, app_state.draining, job_id, look_for_end, wait_s
+    )
+    job = ended or await run_in_threadpool(look)
+    headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
+    headers |= {"ETag": job_tag(job), **waiting.applied(wait_s)}
+    return Json(job_json(job), status_code=answer.status_code, headers=headers)
 
 
 def store(
