@@ -32,7 +32,7 @@ up: setup ## start the service and run it until Ctrl-C
 test: setup ## all tests except the slow ones
 	$(PYTEST) tests/unit tests/contract tests/soak -n 3 -m "not slow and not gpu"
 	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator tests/gpu/test_cuda.py \
-	  $(ON_ACCELERATOR:%=tests/unit/engine/test_%.py) -n 3
+	  $(ON_ACCELERATOR:%=tests/unit/engine/test_%.py) -n 3 -m "not slow"
 	$(PYTEST) tests/integration tests/security -n 4 --dist worksteal -m "not slow and not gpu"
 	$(PYTEST) tests/acceptance -n 4 --dist loadfile -m "not slow and not gpu"
 	$(PY) dashboard/build.py test
@@ -42,7 +42,8 @@ test-quick: setup ## the unit and contract tests that take less than a second ea
 	$(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu and not long"
 
 test-slow: setup ## the slow tests: real data, more killed workers, every limit of the API
-	$(PYTEST) tests -m slow
+	$(PYTEST) tests -m slow --ignore tests/accelerator
+	ENGINE_DEVICE=simulated $(PYTEST) tests/accelerator -m slow
 
 shuffled: setup ## the unit and contract tests in a random order; SHUFFLE=7 is the seed
 	SHUFFLE=$(or $(SHUFFLE),1) $(PYTEST) tests/unit tests/contract -n 2 -m "not slow and not gpu"
