@@ -463,14 +463,15 @@ def test_auto_is_the_first_strategy_that_fits_into_the_memory_of_the_devices(
     with two_cards(each_service, 1 << 40):
         plan = api.post("/api/v1/plan", json=auto).json()
     documents.Plan.model_validate(plan)
-    data, fsdp = (
-        one["memory"]["total_bytes"] - one["memory"]["checkpoint_bytes"]
-        for one in plan["parallel"]["strategies"]
+    heads = [one["memory"] for one in plan["parallel"]["strategies"]]
+    data, fsdp, offloaded = (
+        one["total_bytes"] - one["checkpoint_bytes"] - one.get("offloaded_bytes", 0)
+        for one in heads
     )
-    assert fsdp < data
+    assert offloaded < fsdp < data
     for memory, fits, expected in (
-        ((data + fsdp) // 2, [False, True], "fsdp"),
-        (data, [True, True], "data"),
+        ((data + fsdp) // 2, [False, True, True], "fsdp"),
+        (data, [True, True, True], "data"),
     ):
         with two_cards(each_service, memory):
             job = made(api, auto)
