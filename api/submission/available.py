@@ -159,7 +159,7 @@ def _listed(names: set[str]) -> str:
 
 
 def _shown(row: Device, host: Worker, *, free: bool) -> dict[str, Any]:
-    shown: Mapping[str, Any] = {
+    return {
         "worker": row.worker,
         "kind": row.kind,
         "id": row.id,
@@ -168,4 +168,3 @@ def _shown(row: Device, host: Worker, *, free: bool) -> dict[str, Any]:
         "host_memory_bytes": host.info.get("memory_bytes"),
         "free": free,
     }
-    return dict(shown)

@@ -33,10 +33,10 @@ def refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[s
         pointer, fix = "/sizes_bytes", "send smaller messages, or use fewer processes"
     if parts := _parts(plan):
         _refuse_overfull(parts, spec.devices, devices)
-    for one in _strategies(plan):
-        if one["fits"]:
-            more = ", and parallel.cpu_offload to true" if one.get("cpu_offload") else ""
-            fix = f"set parallel.strategy to {one['strategy']}{more}, or {fix}"
+    able = [one for one in _strategies(plan) if one["fits"]]
+    for one in [one for one in able if not one.get("cpu_offload")] or able:
+        more = ", and parallel.cpu_offload to true" if one.get("cpu_offload") else ""
+        fix = f"set parallel.strategy to {one['strategy']}{more}, or {fix}"
     processes = 1 if isinstance(spec, InferJob) else spec.processes
     sizes = _sizes(devices, plan["memory"], processes, _host_bytes(plan))
     if parts:

@@ -26,6 +26,7 @@ from engine.distributed.waiting import waiting
 from glasshouse import jsonio
 
 _LOOPBACK = ("lo", "lo0")
+_HOST = torch.device("cpu")
 TIMEOUT = timedelta(hours=24)
 """The longest that a collective waits. The supervisor ends a job that stalls long before."""
 
@@ -124,11 +125,11 @@ class Group:
         return None if self.num_peers == 1 else _with_other_rows(self.size, self.num_peers)
 
     def same_parameters(self) -> Any:
-        """Return torch's group of the processes with the same layers; None: all processes.
+        """Return torch's group of the processes that may have parts of the same parameters.
 
-        Each of them may have a part of the parameters. The first call is collective.
+        None: all processes, or this one only. The first call is collective.
         """
-        return self.other_rows() if self.is_staged else None
+        return self.other_rows() if self.is_staged and self.num_shares > 1 else None
 
     @property
     def first_alike(self) -> int:
@@ -342,7 +343,7 @@ def connect(
     size: int,
     store: Path,
     timeout: timedelta = TIMEOUT,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value)
+    device: torch.device = _HOST,
 ) -> Group:
     """Join the group; ``store``: a new file that all processes of this host can open.
 

@@ -194,15 +194,15 @@ def learner_of(job: TrainJob, device: torch.device, group: Group = ALONE) -> Lea
     if group.is_staged:
         _keep_stages(job, network, group)
     if group.is_alone or "fsdp" not in job.parallel.axes:
-        network.to_devices(device)  # else layer by layer: it may not fit into one
+        network.to_devices(device)  # else group by group: all may not fit into one
     if placement is not None:
         placement.seed(job.seed)
     home = None if placement is None else placement.home
     loss_fn = Losses.of(job).to(home or device)
     network.low_precision = chosen(job.precision, device)
     tuned = Tuned(job.memory_format, network)
-    # before anything refers to the parameters
     group.same_parameters()  # the first call is collective
+    # before anything refers to the parameters
     parallel = _sharded(job, network, device, group)
     optimizer = make_optimizer(job.optimizer, job.network, network)
     clip = clipping(job.grad_clip, job.network, network, home, group, device)

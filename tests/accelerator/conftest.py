@@ -6,6 +6,9 @@ from collections.abc import Generator
 import pytest
 import torch
 
+from tests.unit.engine.conftest import digits, server
+
+__all__ = ("digits", "server")  # fixtures
 IS_SIMULATED = os.environ.get("ENGINE_DEVICE") == "simulated"
 collect_ignore_glob = [] if IS_SIMULATED else ["test_*.py"]
 

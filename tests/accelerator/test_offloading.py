@@ -18,7 +18,6 @@ from engine.distributed.group import connect
 from engine.learner.learner import learner_of
 from engine.losses.losses import loss_of
 from glasshouse.spec import TrainJob, parse_job
-from tests.unit.engine.conftest import digits, server  # noqa: F401 - fixtures
 from tests.unit.engine.parallel_jobs import (
     ADAM,
     ALL_KINDS,
@@ -82,8 +81,8 @@ def test_losses_are_those_of_fsdp_and_of_one_process(
     num: int,
     strategy: Any,
     variant: str,
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
+    server: ForkServerClient,
+    digits: Path,
     tmp_path: Path,
 ):
     more = copy.deepcopy({**VARIANTS, **OF_PARAMETERS, **OWN}[variant])
@@ -101,8 +100,8 @@ def test_losses_are_those_of_fsdp_and_of_one_process(
 def test_what_probes_see_is_what_they_see_without_offloading(
     num: int,
     strategy: Any,
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
+    server: ForkServerClient,
+    digits: Path,
     tmp_path: Path,
 ):
     """Every statistic and every value, also of single processes and of evaluations."""
@@ -154,8 +153,8 @@ KINDS: dict[str, tuple[int, Any, bool]] = {
 def test_a_job_resumes_with_offloading_or_without(
     first: str,
     second: str,
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
+    server: ForkServerClient,
+    digits: Path,
     tmp_path: Path,
 ):
     """Bit for bit with it, dropout included; else up to rounding."""
@@ -189,8 +188,8 @@ def test_a_job_resumes_with_offloading_or_without(
 )
 def test_optimizers_run_on_the_host(
     optimizer: dict[str, Any],
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
+    server: ForkServerClient,
+    digits: Path,
     tmp_path: Path,
 ):
     several, alone = pair(2, stop={"steps": 20}, optimizer=optimizer, strategy="fsdp")
@@ -206,7 +205,7 @@ def test_blocks_and_divided_layers_are_offloaded(
     num: int,
     strategy: Any,
     name: str,
-    server: ForkServerClient,  # noqa: F811
+    server: ForkServerClient,
     tmp_path: Path,
 ):
     table = token_table(tmp_path / "t")
@@ -219,7 +218,7 @@ def test_blocks_and_divided_layers_are_offloaded(
 @pytest.mark.parametrize("args", [{}, {"fused": True}], ids=str)
 def test_a_skipped_step_changes_no_weight(
     args: dict[str, Any],
-    server: ForkServerClient,  # noqa: F811
+    server: ForkServerClient,
     tmp_path: Path,
 ):
     """The 2nd of 3 steps has a NaN. The gradients are on the host, the loss is on the device."""

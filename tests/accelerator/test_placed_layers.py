@@ -23,7 +23,6 @@ from engine.process import rank
 from glasshouse.spec import TrainJob, parse_job
 from tests.accelerator.test_training_there import THERE, linear, rows_of, weights
 from tests.unit.engine import ragged
-from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.runs import CNN, captured, losses, of_type, planned, run, spec, write_job
 from tests.unit.engine.test_guarding import job as guarded
 from tests.unit.engine.test_guarding import table_of
@@ -147,7 +146,7 @@ DERIVED = [
 def test_fifty_steps_are_those_of_one_device(
     layers: Any,
     changes: Any,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     both(tmp_path, placed(layers, **changes), digits)
@@ -179,7 +178,7 @@ def test_fifty_steps_are_those_of_one_device(
 )
 def test_whatever_a_job_does_is_what_it_does_on_one_device(
     changes: Any,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     both(tmp_path, placed(CHAIN, **{"stop": {"steps": 8}, **changes}), digits)
@@ -188,7 +187,7 @@ def test_whatever_a_job_does_is_what_it_does_on_one_device(
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_gradients_of_outputs_are_clipped_on_every_device(
     precision: str,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     layers = copy.deepcopy(CHAIN)
@@ -217,7 +216,7 @@ EVERYTHING = [
 def test_probes_of_every_kind_see_the_same(
     layers: Any,
     precision: str,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = placed(
@@ -262,7 +261,7 @@ def test_a_bad_step_is_skipped_on_all_devices(fused: bool, tmp_path: Path):
 @pytest.mark.parametrize("then_on_two", [False, True])
 def test_a_checkpoint_resumes_on_one_device_and_on_two(
     then_on_two: bool,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = placed(
@@ -278,7 +277,7 @@ def test_a_checkpoint_resumes_on_one_device_and_on_two(
 
 
 def test_each_device_draws_its_own_numbers_and_continues_them(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     module.draw_as_host(False)
@@ -303,7 +302,7 @@ def test_each_device_draws_its_own_numbers_and_continues_them(
 
 
 def test_a_step_waits_for_the_device_only_to_copy(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     """The simulated device waits in each copy between devices, as hardware does not."""
@@ -331,7 +330,7 @@ def test_sequences_with_lengths_are_trained_on_two_devices(tmp_path: Path):
 
 
 def test_two_losses_and_ignored_targets_are_brought_together(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     """The denominators of a step are computed from the targets, where the data is."""
@@ -352,7 +351,7 @@ def test_two_losses_and_ignored_targets_are_brought_together(
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 def test_images_are_convolved_on_two_devices(
     memory_format: str,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     layers = copy.deepcopy(CNN)
@@ -375,7 +374,7 @@ def test_a_hidden_state_stays_on_the_device_of_its_layer(tmp_path: Path):
 
 
 def test_inference_runs_on_one_device(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = placed(CHAIN, stop={"steps": 4})
@@ -398,7 +397,7 @@ def test_inference_runs_on_one_device(
 
 
 def test_a_process_that_sees_too_few_devices_says_so(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = placed(CHAIN, devices={"type": "cuda", "count": 3}, stop={"steps": 1})
@@ -410,7 +409,7 @@ def test_a_process_that_sees_too_few_devices_says_so(
 
 
 def test_memory_is_capped_on_all_devices(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     guards = {"memory": {"cap_fraction": 0.5}}
@@ -419,7 +418,7 @@ def test_memory_is_capped_on_all_devices(
 
 
 def test_layers_that_are_all_on_the_second_device(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     layers = [on(1, layer) for layer in CHAIN]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.conftest import digits, server  # noqa: F401 - fixtures
 from tests.unit.engine.parallel_jobs import (
     ADAM,
     ALL_KINDS,
@@ -28,8 +27,8 @@ METRICS = [
 @pytest.mark.parametrize("strategy", ["data", "fsdp", "tensor", "pipeline"])
 def test_losses_metrics_and_statistics_are_those_of_one_process(
     strategy: str,
-    server: ForkServerClient,  # noqa: F811
-    digits: Path,  # noqa: F811
+    server: ForkServerClient,
+    digits: Path,
     tmp_path: Path,
 ):
     probes = [{"layers": ["*"], "kinds": ALL_KINDS, "want": ["stats"], "every": 4}]

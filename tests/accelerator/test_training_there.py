@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests.unit.engine import ragged
-from tests.unit.engine.conftest import digits  # noqa: F401 - a fixture
 from tests.unit.engine.runs import captured, losses, of_type, run, spec
 from tests.unit.engine.test_guarding import job as guarded
 from tests.unit.engine.test_guarding import table_of
@@ -103,7 +102,7 @@ def on_digits(**changes: Any) -> Callable[[Path, Path], tuple[dict[str, Any], Pa
 )
 def test_losses_and_weights_are_those_of_the_cpu(
     case: Any,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     both(tmp_path, *case(tmp_path, digits))
@@ -143,7 +142,7 @@ FUSED = {"optimizer": {"type": "SGD", "args": {"lr": 0.1, "momentum": 0.9, "fuse
 def test_a_step_waits_for_the_device_only_where_documented(
     changes: dict[str, Any],
     waits_each_step: bool,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     """Ten more steps wait no more often, up to the waits of the thread that saves."""
@@ -159,7 +158,7 @@ def test_a_step_waits_for_the_device_only_where_documented(
 
 
 def test_watching_everything_is_the_same_and_changes_nothing(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = spec(network={"layers": MLP}, probes=EVERYTHING, stop={"steps": 4})
@@ -205,7 +204,7 @@ def test_a_bad_step_is_skipped_on_the_device(fused: bool, tmp_path: Path):
 
 
 def test_the_rest_of_a_run_is_bit_for_bit_what_it_would_have_been(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     """Dropout draws from the device's own generator, whose state the checkpoints contain."""
@@ -227,7 +226,7 @@ def test_the_rest_of_a_run_is_bit_for_bit_what_it_would_have_been(
 
 
 def test_what_was_saved_there_continues_on_the_cpu(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = spec(checkpoint={"every_steps": 5}, network={"layers": [MLP[0], MLP[5]]})
@@ -239,7 +238,7 @@ def test_what_was_saved_there_continues_on_the_cpu(
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_mixed_precision_is_near_that_of_the_cpu(
     precision: str,
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     more = {"grad_scaler": {"init_scale": 2.0**24, "growth_interval": 3}}
@@ -258,7 +257,7 @@ def test_mixed_precision_is_near_that_of_the_cpu(
 
 
 def test_an_evaluation_there_is_that_of_the_cpu(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     job = spec(
@@ -288,7 +287,7 @@ def told(records: Records) -> dict[tuple[int, str], float]:
 
 
 def test_inference_there_is_that_of_the_cpu(
-    digits: Path,  # noqa: F811
+    digits: Path,
     tmp_path: Path,
 ):
     from tests.unit.engine.runs import planned

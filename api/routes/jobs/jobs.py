@@ -1,5 +1,6 @@
 """Jobs: plan, submit, list, get, update, cancel, delete."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -128,21 +129,22 @@ async def _ended(app_state: AppState, caller: Caller, answer: Response, wait_s: 
     """Return the answer to a submission, with the job as it is when it ends or the time is up."""
     job_id = answer.headers["Location"].rpartition("/")[2]
 
-    def look() -> Job:
-        with app_state.database.read() as tx:
-            return jobs.get(tx, job_id, caller.sees)
-
     def look_for_end() -> Job | None:
-        job = look()
+        job = _found(app_state, caller, job_id)
         return job if job.state in ENDED else None
 
     ended = await waiting.wait_for(
         app_state.wakeups, app_state.draining, job_id, look_for_end, wait_s
     )
-    job = ended or await run_in_threadpool(look)
+    job = ended or await run_in_threadpool(_found, app_state, caller, job_id)
     headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
     headers |= {"ETag": job_tag(job), **waiting.applied(wait_s)}
     return Json(job_json(job), status_code=answer.status_code, headers=headers)
+
+
+def _found(app_state: AppState, caller: Caller, job_id: str) -> Job:
+    with app_state.database.read() as tx:
+        return jobs.get(tx, job_id, caller.sees)
 
 
 def store(
@@ -276,9 +278,7 @@ async def get_job(
     wait_s = waiting.preferred_wait(request)
     seen: str | None = None
 
-    def look() -> Job:
-        with app_state.database.read() as tx:
-            return jobs.get(tx, id, caller.sees)
+    look = partial(_found, app_state, caller, id)
 
     def look_for_change() -> Job | None:
         nonlocal seen

@@ -165,6 +165,9 @@ def test_a_job_that_fits_only_if_it_is_offloaded_is_pointed_to_that_and_auto_is_
         says = "GiB; set parallel.strategy to fsdp, and parallel.cpu_offload to true, or make"
         with pytest.raises(InvalidSpec, match=says if fits else "GiB; make the network"):
             refuse_too_large(job(processes=2), plan, [device("cuda", 2, host)])
+    mark_fitting(plan, [device("cuda", 3, 40)])  # now without offloading too
+    with pytest.raises(InvalidSpec, match="GiB; set parallel.strategy to fsdp, or make"):
+        refuse_too_large(job(processes=2), plan, [device("cuda", 3, 40)])
 
 
 def test_the_rows_of_a_job_on_several_devices_need_the_memory_of_the_host():
