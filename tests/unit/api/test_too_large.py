@@ -166,7 +166,7 @@ def test_a_job_that_fits_only_if_it_is_offloaded_is_pointed_to_that_and_auto_is_
         with pytest.raises(InvalidSpec, match=says if fits else "GiB; make the network"):
             refuse_too_large(job(processes=2), plan, [device("cuda", 2, host)])
     mark_fitting(plan, [device("cuda", 3, 40)])  # now without offloading too
-    with pytest.raises(InvalidSpec, match="GiB; set parallel.strategy to fsdp, or make"):
+    with pytest.raises(InvalidSpec, match=r"GiB; set parallel\.strategy to fsdp, or make"):
         refuse_too_large(job(processes=2), plan, [device("cuda", 3, 40)])
 
 
