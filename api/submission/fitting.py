@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from glasshouse.errors import FieldProblem, InvalidSpec
-from glasshouse.spec import AnyJob, Devices, DiagnoseJob, InferJob, TrainJob
+from glasshouse.spec import AnyJob, Devices, DiagnoseJob, TrainJob
 
 
 def mark_fitting(plan: Mapping[str, Any], devices: list[dict[str, Any]]) -> None:
@@ -37,7 +37,7 @@ def refuse_too_large(spec: AnyJob, plan: Mapping[str, Any], devices: list[dict[s
     for one in [one for one in able if not one.get("cpu_offload")] or able:
         more = ", and parallel.cpu_offload to true" if one.get("cpu_offload") else ""
         fix = f"set parallel.strategy to {one['strategy']}{more}, or {fix}"
-    processes = 1 if isinstance(spec, InferJob) else spec.processes
+    processes = spec.processes
     sizes = _sizes(devices, plan["memory"], processes, _host_bytes(plan))
     if parts:
         on_host = _on_host(plan["memory"], 1, None)

@@ -1,318 +1,355 @@
-"""Inference: run a trained network over rows, and return the outputs of any of its layers.
+"""Inference: run a trained network over rows, and store the outputs of any of its layers.
 
-Shape suffixes: B = rows of a batch, N = all rows, C = the last axis, taken as classes.
+Rows are read from files a batch at a time, and their outputs are stored in parts while the next are
+computed, so that memory does not grow with the data, and another attempt of the job computes only
+what is missing. Several processes divide the parts among them.
+
+Shape suffixes: B = rows of a batch, S = the steps of all rows of a batch together.
 """
 
-import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.checkpoint import load_model
 from engine.core.precision import dtype_name
-from engine.core.problems import Findings
-from engine.core.safetensors_writer import save_tensors
 from engine.core.spool import now
 from engine.core.tensor_names import root
-from engine.data.augmentation.augmenting import unchanged
-from engine.data.batches.rows import MemoryRows
-from engine.data.columns.fields import BadField, network_shape
-from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.table import Table
-from engine.data.sources.inline import ValueMeaning, inline_rows
-from engine.data.sources.loading import load
-from engine.network.network import Network, needed_layers
-from engine.network.sequence_lengths import stepwise
-from engine.network.shapes import FieldShape, trace
+from engine.data.batches.batch import Batch
+from engine.data.batches.rows import Rows
+from engine.distributed.group import ALONE, Group
+from engine.inference import files, parts
+from engine.inference.blocks import Block, Blocks, Column, Shapes
+from engine.inference.classes import Classes, classified, fields_of, read_fields, told
+from engine.inference.files import Whole
+from engine.inference.parts import Part, PartWriter, Plan
+from engine.inference.rows import Inputs, fields_needed, outputs_of, rows_of, steps_in
+from engine.network.network import Network
 from engine.training.control import RunControl
 from engine.training.report import Outputs
 from glasshouse import jsonio
-from glasshouse.errors import DataFailed, SpecFailed
-from glasshouse.spec import (
-    DenseField,
-    Field,
-    Graph,
-    InferJob,
-    IntegerField,
-    Sequences,
-    Source,
-    Trained,
-    TrainJob,
-)
+from glasshouse.errors import SpecFailed
+from glasshouse.failpoints import failpoint
+from glasshouse.spec import InferJob, Trained
 
-CLASS_LOSSES = frozenset({"CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"})
-"""Losses that compare scores of shape [rows, classes] with one class per row."""
-SOFTMAXES = frozenset({"Softmax", "softmax", "LogSoftmax", "log_softmax"})
-FILE = "predictions.csv"
-MAX_LISTED = 1000
-"""Number of unnamed classes that a result lists."""
+PREDICTIONS = "predictions.csv"
+BAD_ROWS = "bad_rows.jsonl"
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
 """… unless the JSON is longer than this."""
-_TRACED_ROWS = 4
+_PROGRESS_S = 0.25
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The weights and rows of an inference job."""
-
-    checkpoint: Path
-    table: Table | None
-    device: torch.device
+class _Ended(Exception):
+    """The job was asked to end."""
 
 
-class Classes(NamedTuple):
-    """The classes that the scores of a layer are for."""
-
-    column: str
-    """The data column with the true class."""
-    named: tuple[Any, ...] | None
-    """The names of the classes in order; None: the classes are their numbers."""
-    number: int
-
-    @property
-    def values(self) -> list[Any]:
-        """Return the classes in order."""
-        return list(range(self.number)) if self.named is None else list(self.named)
-
-
-def outputs_of(job: InferJob, graph: Graph) -> tuple[str, ...]:
-    """Return the layers whose outputs are returned."""
-    return job.outputs or graph.outputs or (graph.layers[-1].name,)
-
-
-def fields_needed(job: InferJob, trained_by: Trained) -> dict[str, Field]:
-    """Return the data fields that the requested outputs depend on; the others need not exist."""
-    graph = trained_by.network
-    layers = needed_layers(graph, outputs_of(job, graph))
-    read = {root(name) for layer in layers for name in layer.reads}
-    given = (job.data.fields if job.data is not None else None) or {}
-    return {
-        name: like_trained(given[name], field) if name in given else unchanged(field)
-        for name, field in trained_by.data.fields.items()
-        if name in read
-    }
-
-
-_LEARNED = ("dim", "classes", "tokens", "vocabulary", "fill")
-
-
-def like_trained(given: Field, trained: Field) -> Field:
-    """Fill the unset options of an inference field from the field used in training."""
-    if type(given) is not type(trained):
-        return given
-    left_out = [key for key in _LEARNED if getattr(given, key, trained) is None]
-    if getattr(given, "classes", None) is not None:
-        left_out = [key for key in left_out if key != "dim"]
-    return given.model_copy(update={key: getattr(trained, key) for key in left_out})
-
-
-def not_as_trained(given: Field, trained: Field | None) -> tuple[str, str] | None:
-    """Return key and reason if a field differs from training where it must not; else None."""
-    if getattr(given, "augment", ()):
-        return "augment", "only rows that are trained on are changed: leave it out"
-    if trained is None:
-        return None
-    fill, learned = getattr(given, "fill", None), getattr(trained, "fill", None)
-    if fill in ("mean", "median") and fill != learned:
-        detail = f"the training rows' {fill} is not known: the network was trained with fill"
-        return "fill", f"{detail} {jsonio.dumps(learned)}; give a number, or leave it out"
-    for key in ("classes", "tokens", "vocabulary"):
-        mine = getattr(given, key, None)
-        if mine is not None and key != "classes" and mine != getattr(trained, key, None):
-            return key, "the network was trained with another: leave it out"
-    return None
-
-
-def probabilities(layer_type: str, x_NC: Tensor) -> Tensor:
-    """Convert a layer's output to probabilities: unchanged, by exp, or by softmax."""
-    if layer_type in {"Softmax", "softmax"}:
-        return x_NC
-    if layer_type in {"LogSoftmax", "log_softmax"}:
-        return x_NC.exp()
-    return x_NC.float().softmax(dim=-1)
-
-
-def read_field(field: str, layer_type: str, x_NC: Tensor) -> Tensor:
-    """Return a field of an output: its value, the index of its maximum, or its probability."""
-    if field == "value":
-        return x_NC
-    index_N1 = x_NC.argmax(dim=-1, keepdim=True)
-    if field == "id":
-        return index_N1.squeeze(-1)
-    return probabilities(layer_type, x_NC).gather(-1, index_N1).squeeze(-1)
-
-
-def run(
-    job: InferJob, trained_by: Trained | None, inputs: Inputs, *, control: RunControl, out: Outputs
+def run(  # noqa: PLR0913 (a job, what it reads, and who hears of it)
+    job: InferJob,
+    trained_by: Trained | None,
+    inputs: Inputs,
+    *,
+    control: RunControl,
+    out: Outputs,
+    group: Group = ALONE,
+    stored: Mapping[str, Path] = {},
 ) -> str:
-    """Run an inference job; return ``succeeded`` or ``cancelled``."""
+    """Run an inference job; return ``succeeded`` or ``cancelled``.
+
+    ``stored``: the parts that earlier attempts have stored, by file name.
+    """
     if trained_by is None:
         raise SpecFailed("The inference job was not told which job trained its checkpoint.")
-    wanted = outputs_of(job, trained_by.network)
-    network = Network(trained_by.network, wanted, prune=True)
-    load_model(inputs.checkpoint, network, partial=True)
-    network.to(inputs.device).eval()
-    rows = _rows(job, trained_by, inputs)
-    steps = _stepwise(trained_by, wanted, rows)
-    types = {layer.name: layer.type for layer in trained_by.network.layers}
-    known = classified(trained_by)
-    known = {name: known[name] for name in wanted if name in known}
-    reads = [
-        (f"{name}/{field}", partial(read_field, field, types[root(name)]))
-        for name in wanted
-        for field in fields_of(job, name, known)
-    ]
-    pieces: dict[str, list[Tensor]] = {key: [] for key, _ in reads}
-    lengths: dict[str, list[Tensor]] = {field: [] for field in steps.values()}
-    batch_size = job.data.batch_size if job.data is not None else 256
-    num_batches = rows.num_batches(batch_size)
-    with torch.inference_mode():
-        for number, batch in enumerate(rows.in_order(batch_size), start=1):
-            if control.cancel_requested:
-                return "cancelled"
-            values = network(batch.tensors)
-            for field, parts in lengths.items():
-                parts.append(batch.lengths[field])
-            for key, read in reads:
-                pieces[key].append(read(values[key.rpartition("/")[0]]).cpu())
-            record = {"type": "progress", "at": now(), "step": number, "num_steps": num_batches}
-            record |= {"epoch": 0, "samples": min(number * batch_size, rows.num_rows)}
-            out.emit(record | {"samples_per_s": None, "eta_s": None})
-            out.settle()
-        tensors: dict[str, Tensor] = {}
-        for key, parts in pieces.items():
-            name = key.rpartition("/")[0]
-            if name not in steps:
-                tensors[key] = torch.cat(parts)
-                continue
-            own = lengths[steps[name]]
-            tensors[key] = (_packed if job.sequence_layout == "packed" else _padded)(parts, own)
-            tensors[f"{name}/lengths"] = torch.cat(own)
-    _write(join(job, wanted, tensors), known, out)
+
+    def look(_num_rows: int) -> None:
+        if control.cancel_requested:
+            raise _Ended
+
+    artifacts = out.directory / "artifacts"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    with (artifacts / BAD_ROWS).open("w", encoding="utf-8") as bad_rows:
+        try:
+            rows = rows_of(job, trained_by, inputs, look=look, bad_rows=bad_rows)
+        except _Ended:
+            return "cancelled"
+    try:
+        for what, count in rows.left_out.items():
+            out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
+        predictor = Predictor(job, trained_by, inputs, rows)
+        done = _Parts(predictor, rows, control=control, out=out, group=group, stored=stored).run()
+    finally:
+        rows.close()
+    if done is None:
+        return "cancelled"
+    if group.is_first:
+        _write(job, predictor, done, out)
     return "succeeded"
 
 
-def _rows(job: InferJob, trained_by: Trained, inputs: Inputs) -> MemoryRows:
-    """Return the rows, cut as in the training job, all of them."""
-    fields = fields_needed(job, trained_by)
-    limit = trained_by.data.sequence
-    most = limit.max_length if limit.overflow == "truncate" else None
-    known = Prepared.of(inputs.checkpoint)
-    preparing = replace(Preparing.of(trained_by.data, known), on_bad_row="fail")
-    device = inputs.device
-    if job.data is not None and inputs.table is not None:
-        source = Source(dataset=job.data.dataset, split=job.data.split)
-        cut = Sequences(max_length=most)
-        return load(
-            source, fields, inputs.table, seed=0, device=device, limit=cut, preparing=preparing
-        )
-    meaning = ValueMeaning(fields, preparing)
-    try:
-        return inline_rows(job.inputs or {}, inline_shapes(fields), device, most, meaning)
-    except (BadField, KeyError) as cause:
-        raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
+class Predictor:
+    """A trained network that returns fields of its layers for batches."""
+
+    def __init__(self, job: InferJob, trained_by: Trained, inputs: Inputs, rows: Rows) -> None:
+        """Load the weights.
+
+        Raises:
+            CheckpointDamaged, CheckpointMismatch: they are not those of the network.
+        """
+        self.job = job
+        self.wanted = outputs_of(job, trained_by.network)
+        self.batch_size = job.data.batch_size if job.data is not None else 256
+        self._network = Network(trained_by.network, self.wanted, prune=True)
+        load_model(inputs.checkpoint, self._network, partial=True)
+        self._network.to(inputs.device).eval()
+        fields = fields_needed(job, trained_by)
+        self._steps = steps_in(trained_by, fields, self.wanted, rows, self.batch_size)
+        self._types = {layer.name: layer.type for layer in trained_by.network.layers}
+        known = classified(trained_by)
+        self.known = {name: known[name] for name in self.wanted if name in known}
+        """The classes of the outputs that score classes."""
+
+    def __call__(self, batch: Batch) -> Block:
+        """Return the outputs of a batch."""
+        columns: dict[str, Column] = {}
+        values = self._network(batch.tensors)
+        for name in self.wanted:
+            x, lengths = values[name], None
+            if name in self._steps:
+                lengths = batch.lengths[self._steps[name]]
+                is_step_BT = torch.arange(x.shape[1]) < lengths[:, None]
+                x = x[is_step_BT.to(x.device)]
+            asked = fields_of(self.job, name, self.known)
+            found = read_fields(asked, self._types[root(name)], x, self.job.top_k)
+            for title, tensor in found.items():
+                columns[f"{name}/{title}"] = Column(_on_host(tensor), lengths)
+        return Block(batch.row_numbers.cpu(), columns)
 
 
-def _stepwise(trained_by: Trained, wanted: Sequence[str], rows: MemoryRows) -> dict[str, str]:
-    """Return the sequence field of each requested output that has a value per step."""
-    shapes = inline_shapes({name: trained_by.data.fields[name] for name in rows.fields})
-    longest = rows.longest()
-    if not longest:
-        return {}
-    for name, length in longest.items():
-        shapes[name] = replace(shapes[name], shape=(length, *shapes[name].shape[1:]))
-    layers = tuple(needed_layers(trained_by.network, wanted))
-    pruned = trained_by.network.model_copy(update={"layers": layers, "outputs": None})
-    traced = trace(pruned, shapes, _TRACED_ROWS, Findings())
-    found = stepwise(traced, shapes, _TRACED_ROWS)
-    return {name: found[name] for name in wanted if name in found}
+def _on_host(x: Tensor) -> Tensor:
+    """Return a tensor in host memory; bfloat16, which numpy does not have, as float32."""
+    return (x.float() if x.dtype == torch.bfloat16 else x).cpu().contiguous()
 
 
-def inline_shapes(fields: Mapping[str, Field]) -> dict[str, FieldShape]:
-    """Return the shapes of inline values; a resolved dense field knows its shape."""
-    return {
-        name: FieldShape(field.shape or (), torch.float32)
-        if isinstance(field, DenseField)
-        else network_shape(field, 1, field.dim)
-        for name, field in fields.items()
-    }
+class _Parts:
+    """Computes the parts of all rows that are not stored yet, together with other processes."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        rows: Rows,
+        *,
+        control: RunControl,
+        out: Outputs,
+        group: Group,
+        stored: Mapping[str, Path],
+    ) -> None:
+        self._predictor, self._rows = predictor, rows
+        self._control, self._out, self._group = control, out, group
+        self._plan = Plan(rows.num_rows, predictor.batch_size)
+        self._directory = out.directory / "parts"
+        self._directory.mkdir(exist_ok=True)
+        self._done: dict[int, Part] = {}
+        self._held: PartWriter | None = None
+        """The only part, if it is small and stays in memory."""
+        for number in range(self._plan.num_parts):
+            path = stored.get(self._plan.name(number))
+            part = None if path is None else Part.read(path, self._plan.mark(number))
+            if part is not None:
+                self._done[number] = part
+        self._began = self._reported_at = time.perf_counter()
+        self._num_before = self._num_stored = self._rows_in(self._done)
+
+    def run(self) -> "Done | None":
+        """Return all outputs; None: the job was asked to end."""
+        size = self._group.size
+        missing = [n for n in range(self._plan.num_parts) if n not in self._done]
+        mine = missing[self._group.rank :: size]
+        numbers = chain.from_iterable(map(self._plan.batches, mine))
+        batches = self._rows.stored(self._predictor.batch_size, numbers)
+        rounds = range(-(-len(missing) // size))
+        with torch.inference_mode():
+            for turn in rounds:
+                number = mine[turn] if turn < len(mine) else None
+                writer = None if number is None else self._compute(number, batches)
+                if not self._agree(number, writer, missing[turn * size : (turn + 1) * size]):
+                    return None
+        if not self._group.is_first:
+            return Done(self._rows.num_rows, Shapes(), list, has_gaps=False)
+        self._report(self._rows.num_rows)
+        return self._whole()
+
+    def _compute(self, number: int, batches: Iterator[Batch]) -> PartWriter | None:
+        """Return a part with all its rows; None: the job was asked to end."""
+        plan = self._plan
+        writer = PartWriter(self._directory / plan.name(number), plan.mark(number))
+        for _ in plan.batches(number):
+            if self._control.cancel_requested:
+                writer.drop()
+                return None
+            writer.add(self._predictor(next(batches)))
+            self._progress(writer.shapes.num_rows)
+        return writer
+
+    def _agree(self, number: int | None, writer: PartWriter | None, turn: Sequence[int]) -> bool:
+        """Store the parts of one turn of all processes; return whether the next may begin."""
+        failpoint("infer.part")
+        own: str | None = None
+        if writer is not None and number is not None:
+            if self._plan.num_parts == 1 and writer.is_in_memory and self._group.is_alone:
+                self._held = writer
+            else:
+                part = writer.close()
+                own, self._done[number] = str(part.path), part
+        found = self._group.gather(own)
+        is_ended = self._control.cancel_requested
+        if self._group.is_first:
+            for place, path in zip(turn, found, strict=False):
+                self._store(place, path)
+        return not self._group.broadcast(is_ended)
+
+    def _store(self, number: int, path: str | None) -> None:
+        """Report a part of this or another process, which is a file that the worker stores."""
+        if path is None:
+            return
+        if number not in self._done:
+            part = Part.read(Path(path), self._plan.mark(number))
+            if part is None:
+                raise RuntimeError(f"part {number} of another process cannot be read")
+            self._done[number] = part
+        name = self._plan.name(number)
+        linked = self._out.directory / "artifacts" / name
+        linked.hardlink_to(path)  # the worker moves the link, and the part is still read
+        _report_file(linked, parts.MEDIA_TYPE, self._out)
+        self._num_stored += self._plan.rows_of(number)
+        self._out.flush()
+        failpoint("infer.part_stored")
+
+    def _progress(self, num_rows: int) -> None:
+        """Report progress at most four times a second; ``num_rows``: rows of the current part."""
+        if time.perf_counter() - self._reported_at >= _PROGRESS_S:
+            done = self._num_stored + num_rows * self._group.size
+            self._report(min(done, self._rows.num_rows))
+
+    def _report(self, done: int) -> None:
+        self._reported_at = time.perf_counter()
+        rate = (done - self._num_before) / max(1e-9, self._reported_at - self._began)
+        left = self._rows.num_rows - done
+        record: dict[str, Any] = {"type": "progress", "at": now(), "epoch": 0, "samples": done}
+        record |= {"step": -(-done // self._predictor.batch_size)}
+        record |= {"num_steps": self._plan.num_batches, "samples_per_s": round(rate, 1)}
+        self._out.emit(record | {"eta_s": round(left / rate, 1) if rate else None})
+        self._out.settle()
+
+    def _rows_in(self, numbers: Mapping[int, Part]) -> int:
+        return sum(self._plan.rows_of(number) for number in numbers)
+
+    def _whole(self) -> "Done":
+        has_gaps = bool(self._rows.left_out) and not self._rows.takes_all
+        if self._held is not None:
+            held = self._held.held
+            return Done(self._rows.num_rows, self._held.shapes, lambda: held, has_gaps=has_gaps)
+        shapes = Shapes()
+        ordered = [self._done[number] for number in sorted(self._done)]
+        for part in ordered:
+            shapes.join(part.shapes)
+        names = tuple(self._plan.name(number) for number in sorted(self._done))
+        blocks: Blocks = lambda: chain.from_iterable(part.blocks() for part in ordered)  # noqa: E731
+        return Done(self._rows.num_rows, shapes, blocks, names, has_gaps=has_gaps)
 
 
-def _packed(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
-    """Concatenate the valid steps of all rows."""
-    both = zip(parts, lengths, strict=True)
-    return torch.cat([part[torch.arange(part.shape[1]) < own[:, None]] for part, own in both])
+class Done:
+    """The outputs of all rows."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        shapes: Shapes,
+        blocks: Blocks,
+        stored: Sequence[str] = (),
+        *,
+        has_gaps: bool,
+    ) -> None:
+        self.num_rows, self.shapes, self.blocks = num_rows, shapes, blocks
+        self.stored = stored
+        """The names of the files of parts."""
+        self.has_gaps = has_gaps
+        """Whether rows of the split were left out."""
 
 
-def _padded(parts: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
-    """Pad all rows with zeros to the longest."""
-    widest = max(part.shape[1] for part in parts)
-    num_rows = sum(len(part) for part in parts)
-    joined = parts[0].new_zeros((num_rows, widest, *parts[0].shape[2:]))
-    first = 0
-    for part, own in zip(parts, lengths, strict=True):
-        is_step = torch.arange(part.shape[1]) < own[:, None]
-        joined[first : first + len(part), : part.shape[1]][is_step] = part[is_step]
-        first += len(part)
-    return joined
-
-
-def join(job: InferJob, wanted: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the layers of each field if requested: along rows (0) or columns (1)."""
-    if job.flatten is False:
-        return tensors
-    joined: dict[str, Tensor] = {}
-    for field in job.fields or ("value",):
-        parts = [tensors[f"{name}/{field}"] for name in wanted]
-        flat = [part.reshape(part.shape[0], -1) for part in parts]
-        joined[field] = torch.cat(flat, dim=job.flatten.axis)
-    return joined | {name: item for name, item in tensors.items() if name.endswith("/lengths")}
-
-
-def _write(tensors: dict[str, Tensor], known: Mapping[str, Classes], out: Outputs) -> None:
+def _write(job: InferJob, predictor: Predictor, done: Done, out: Outputs) -> None:
     """Write the result files; also emit small results as an event."""
     out.flush()
+    known = predictor.known
     directory = out.directory / "artifacts"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "outputs.safetensors"
-    save_tensors(path, tensors, names_in(known, tensors))
-    _tell_of(path, "application/vnd.safetensors", out)
-    table = directory / FILE
-    if _write_table(table, tensors, known):
-        _tell_of(table, "text/csv", out)
-    classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
+    tensors = files.tensors_of(
+        job, predictor.wanted, done.blocks, done.shapes, has_gaps=done.has_gaps
+    )
+    path = directory / f"outputs.{job.format}"
+    files.write(path, job, tensors, done.blocks, known)
+    _report_file(path, files.MEDIA_TYPES[job.format], out)
+    if _write_predictions(directory / PREDICTIONS, job, done, known):
+        _report_file(directory / PREDICTIONS, "text/csv", out)
+    if (directory / BAD_ROWS).stat().st_size:
+        _report_file(directory / BAD_ROWS, "application/jsonl", out)
     found = _small(tensors, known)
+    classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
     if found is None and classes:  # the classes alone may be small
         found = _small({n: item for n, item in classes.items() if n[-6:] != "/value"}, known)
     if found is not None:
         out.emit({"type": "result", "at": now(), "result": found})
+    if done.stored:
+        out.emit({"type": "artifacts_removed", "at": now(), "names": [*done.stored]})
 
 
-def _tell_of(path: Path, media_type: str, out: Outputs) -> None:
+def _report_file(path: Path, media_type: str, out: Outputs) -> None:
     record = {"type": "artifact", "at": now(), "name": path.name, "media_type": media_type}
     out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
-def _small(tensors: dict[str, Tensor], known: Mapping[str, Classes]) -> dict[str, Any] | None:
+def _write_predictions(path: Path, job: InferJob, done: Done, known: Mapping[str, Classes]) -> bool:
+    """Write a line per row: its number, and each layer's class and its probability.
+
+    Return whether there is anything to write.
+    """
+    names = [
+        name
+        for name, shape in done.shapes.columns.items()
+        if name.rpartition("/")[0] in known
+        and name.rpartition("/")[2] in ("id", "prob")
+        and shape.longest is None
+    ]
+    layers = {name.rpartition("/")[0] for name in names if name.endswith("/id")}
+    names = [name for name in names if name.rpartition("/")[0] in layers]
+    if not names or job.flatten is not False:
+        return False
+
+    def chosen() -> Iterator[Block]:
+        for block in done.blocks():
+            yield Block(block.rows, {name: block.columns[name] for name in names})
+
+    files.write_csv(path, chosen, known)
+    return True
+
+
+def _small(tensors: Mapping[str, Whole], known: Mapping[str, Classes]) -> dict[str, Any] | None:
     """Return the results as JSON; None: there are none, or they are too large."""
-    size = sum(item.numel() * item.element_size() for item in tensors.values())
-    if not tensors or size > RESULT_BYTES:
+    if not tensors or sum(item.num_bytes for item in tensors.values()) > RESULT_BYTES:
         return None
-    result = as_result(tensors)
+    whole = {name: item.read() for name, item in tensors.items()}
+    result = as_result(whole)
     for name, classes in known.items():
-        if f"{name}/id" in tensors:
-            result[name] |= _told(classes, tensors[f"{name}/id"])
+        if f"{name}/id" in whole or f"{name}/top_k" in whole:
+            result[name] |= told(classes, name, whole)
     return result if len(jsonio.dumps(result)) <= RESULT_JSON_BYTES else None
 
 
-def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def as_result(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Convert tensors named ``layer/field`` to nested JSON; a joined one has only its field."""
     result: dict[str, Any] = {}
     for name, item in tensors.items():
@@ -324,82 +361,3 @@ def as_result(tensors: dict[str, Tensor]) -> dict[str, Any]:
         }
         (result.setdefault(layer, {}) if layer else result)[field] = entry
     return result
-
-
-# --- classes ---------------------------------------------------------------------------------
-
-
-def classified(trained_by: Trained) -> dict[str, Classes]:
-    """Return the layers whose outputs are class scores: the inputs of a classification loss.
-
-    A softmax over such an output has the same classes.
-    """
-    found: dict[str, Classes] = {}
-    for loss in trained_by.losses if isinstance(trained_by, TrainJob) else ():
-        field = trained_by.data.fields.get(loss.inputs[-1])
-        if loss.type in CLASS_LOSSES and isinstance(field, IntegerField):
-            column = field.column or loss.inputs[-1]
-            found[loss.inputs[0]] = Classes(column, field.classes, field.dim or 0)
-    for layer in trained_by.network.layers:
-        read = (layer.inputs or ())[:1]
-        if layer.type in SOFTMAXES and read and read[0] in found:
-            found[layer.name] = found[read[0]]
-    return found
-
-
-def fields_of(job: InferJob, name: str, known: Mapping[str, Classes]) -> tuple[str, ...]:
-    """Return the fields that an inference returns for a layer."""
-    if job.fields is not None:
-        return job.fields
-    has_classes = job.flatten is False and name in known
-    return ("value", "id", "prob") if has_classes else ("value",)
-
-
-def names_in(known: Mapping[str, Classes], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the metadata with names in the outputs' file: ``<layer>/classes``, a JSON list."""
-    return {
-        f"{name}/classes": jsonio.dumps(list(classes.named))
-        for name, classes in known.items()
-        if classes.named is not None and f"{name}/id" in tensors
-    }
-
-
-def _told(classes: Classes, ids_N: Tensor) -> dict[str, Any]:
-    """Return a layer's result entries besides its tensors: all classes, and each row's."""
-    values = classes.values
-    dtype = "string" if values and isinstance(values[0], str) else "int64"
-    found: dict[str, Any] = {}
-    if classes.named is not None or classes.number <= MAX_LISTED:
-        shape = [len(values)]
-        found["classes"] = {"dtype": dtype, "shape": shape, "data": values}
-        found["classes"]["column"] = classes.column
-    if classes.named is not None:
-        data = [values[number] for number in ids_N.tolist()]
-        found["class"] = {"dtype": dtype, "shape": [len(data)], "data": data}
-    return found
-
-
-def _write_table(path: Path, tensors: Mapping[str, Tensor], known: Mapping[str, Classes]) -> bool:
-    """Write a line per row: its number, and each layer's class and its probability.
-
-    Return whether there is anything to write.
-    """
-    columns: dict[str, Sequence[Any]] = {}
-    for name, classes in known.items():
-        ids_N = tensors.get(f"{name}/id")
-        if ids_N is None:
-            continue
-        columns[f"{name}/id"] = ids_N.tolist()
-        if classes.named is not None:
-            columns[f"{name}/class"] = [classes.named[number] for number in ids_N.tolist()]
-        if f"{name}/prob" in tensors:
-            columns[f"{name}/prob"] = tensors[f"{name}/prob"].tolist()
-    if not columns:
-        return False
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", *columns])
-        writer.writerows(
-            [row, *cells] for row, cells in enumerate(zip(*columns.values(), strict=True))
-        )
-    return True

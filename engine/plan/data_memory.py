@@ -12,12 +12,14 @@ from engine.data.batches.shuffle_pool import Pool
 from engine.data.columns.fields import BadField, column_view, field_shape, num_steps
 from engine.data.sources.streamed import LIST_BYTES
 from engine.data.sources.text_windows import num_windows, part_of
+from engine.inference.rows import READ_AHEAD
 from engine.network.shapes import FieldShape
 from glasshouse.spec import (
     Data,
     Field,
     InferData,
     IntegerSequenceField,
+    Shuffle,
     Source,
     Spec,
     TrainJob,
@@ -79,6 +81,20 @@ def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) ->
     return sum(
         _streamed_bytes(data, source, meta, trains=source is data.whole) for source, meta in metas
     )
+
+
+def inference_bytes(
+    fields: Mapping[str, Field], asked: InferData, trained: Data, meta: Mapping[str, Any]
+) -> int:
+    """Return the most bytes of rows that an inference reads as they are needed.
+
+    ``trained``: the data of the job that trained the network.
+    """
+    unshuffled = {"shuffle": Shuffle(), "cache": "none", "workers": READ_AHEAD}
+    mine = {"fields": dict(fields), "batch_size": asked.batch_size, "on_bad_row": asked.on_bad_row}
+    data = trained.model_copy(update=unshuffled | mine)
+    source = Source(dataset=asked.dataset, split=asked.split)
+    return _streamed_bytes(data, source, meta, trains=False)
 
 
 def source_bytes(

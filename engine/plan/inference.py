@@ -11,7 +11,8 @@ from engine.core.tensor_names import root
 from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Preparing
 from engine.data.sources.inline import ValueMeaning, inline_rows
-from engine.inference import infer
+from engine.inference import rows as inference_rows
+from engine.inference.rows import inline_shapes, outputs_of
 from engine.network.network import needed_layers
 from engine.network.sequence_lengths import stepwise
 from engine.network.shapes import FieldShape, Trace, trace
@@ -20,6 +21,9 @@ from engine.plan import data_memory
 from engine.plan.costs import memory, table
 from engine.plan.data import Metas
 from glasshouse.spec import Field, Graph, InferJob, Trained
+
+MAX_CSV_COLUMNS = 10_000
+"""The most columns of one layer in a csv file."""
 
 
 def plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict[str, Any]:
@@ -34,7 +38,7 @@ def plan_inference(spec: InferJob, datasets: Metas, trained_by: Trained) -> dict
     shapes, num_rows, data_bytes = _inputs(spec, fields, datasets, trained_by, findings)
     size = spec.data.batch_size if spec.data else 256
     batch_size = min(size, num_rows)
-    wanted = infer.outputs_of(spec, trained_by.network)
+    wanted = outputs_of(spec, trained_by.network)
     traced = trace(_pruned(trained_by.network, wanted), shapes, batch_size, findings)
     steps = stepwise(traced, shapes, batch_size)
     _check_outputs(spec, wanted, traced, (batch_size, steps), findings)
@@ -64,14 +68,14 @@ def _inputs(
     """Return the shapes of the network's inputs, the number of rows, and their bytes."""
     data = trained_by.data
     if spec.data is None:
-        shapes = infer.inline_shapes(fields)
+        shapes = inline_shapes(fields)
         return shapes, _check_inline(spec, shapes, ValueMeaning(fields, Preparing.of(data))), 0
     dim = plan_data.window_dim(trained_by)
     datasets = plan_data.seen_as_windows(datasets, data.windows, None, dim)
     meta = plan_data.meta_of(spec.data, datasets, "/data", findings)
     shapes = plan_data.field_shapes(fields, meta, findings, spec.data)
     findings.stop()
-    num_bytes = data_memory.source_bytes(fields, spec.data, meta, data.normalize)
+    num_bytes = data_memory.inference_bytes(fields, spec.data, data, meta)
     return shapes, data_memory.rows_of(spec.data, meta), num_bytes
 
 
@@ -90,7 +94,7 @@ def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> di
             listed = ", ".join(list(known)[:30])
             detail = f"the network has no layer {name!r}; it has: {listed}"
             findings.problem(f"/outputs/{number}", detail, "unknown_layer")
-    fields = infer.fields_needed(spec, trained_by)
+    fields = inference_rows.fields_needed(spec, trained_by)
     _check_given(spec, trained_by.data.fields, findings)
     if spec.inputs is not None:
         for name in fields:
@@ -103,7 +107,7 @@ def _infer_fields(spec: InferJob, trained_by: Trained, findings: Findings) -> di
 def _check_given(spec: InferJob, trained: Mapping[str, Field], findings: Findings) -> None:
     own = (spec.data.fields if spec.data is not None else None) or {}
     for name, field in own.items():
-        problem = infer.not_as_trained(field, trained.get(name))
+        problem = inference_rows.not_as_trained(field, trained.get(name))
         if problem is not None:
             findings.problem(f"/data/fields/{name}/{problem[0]}", problem[1], "trained_otherwise")
     given = spec.data.fields if spec.data is not None else spec.inputs
@@ -152,6 +156,9 @@ def _check_outputs(
             findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
         if len(shape) <= axes:
             _check_class_axis(spec, name, shape, findings)
+        elif len(shape):
+            _check_top_k(spec, name, shape, findings)
+        _check_table(spec, name, shape, name in steps, findings)
     below = (
         spec.flatten is not False
         and spec.flatten.axis == 0
@@ -182,3 +189,30 @@ def _check_class_axis(spec: InferJob, name: str, shape: torch.Size, findings: Fi
         if field != "value":
             detail = f"{name!r} has shape {list(shape)}: without a class axis it has no {field}"
             findings.problem(f"/fields/{position}", detail, "no_class_axis")
+    if spec.fields is None and spec.top_k is not None:
+        detail = f"{name!r} has shape {list(shape)}: without a class axis it has no top_k"
+        findings.problem("/top_k", detail, "no_class_axis")
+
+
+def _check_top_k(spec: InferJob, name: str, shape: torch.Size, findings: Findings) -> None:
+    if spec.top_k is not None and spec.top_k > shape[-1]:
+        detail = f"top_k is {spec.top_k}, and the last axis of {name!r} has {shape[-1]} entries:"
+        findings.problem("/top_k", f"{detail} set at most {shape[-1]}", "too_large")
+
+
+def _check_table(
+    spec: InferJob, name: str, shape: torch.Size, has_steps: bool, findings: Findings
+) -> None:
+    """Check that an output fits a file with a cell for each number."""
+    if spec.format != "csv":
+        return
+    if has_steps:
+        detail = f"csv has one cell for each number, and {name!r} has a value for each step of a"
+        findings.problem("/format", f"{detail} row: set jsonl, parquet or safetensors", "shape")
+        return
+    width = shape[1:].numel()
+    has_value = "value" in (spec.fields or ("value",))
+    if has_value and width > MAX_CSV_COLUMNS:
+        detail = f"csv has a column for each number, and {name!r} has {width} for each row, more"
+        detail += f" than {MAX_CSV_COLUMNS}: set parquet, jsonl or safetensors"
+        findings.problem("/format", detail, "too_large")

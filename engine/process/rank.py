@@ -8,8 +8,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from engine.distributed import group as groups
 from engine.distributed.group import ALONE, Group, connect
 from engine.distributed.waiting import snapshot
 from engine.inference import infer
+from engine.inference.rows import Inputs
 from engine.network.placement import Placement
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.control import Decisions, RunControl
@@ -149,6 +150,8 @@ class Assignment:
     step to run; None: start from the beginning."""
     parts: int = 1
     """Each batch runs in this many micro-batches, because memory ran out before."""
+    stored: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Of an inference: the files that earlier attempts have stored, by name."""
     rank: int = 0
     """The number of this process among those that train together."""
     size: int = 1
@@ -180,6 +183,7 @@ class Assignment:
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=(Path(resume["dir"]), int(resume["step"])) if resume is not None else None,
                 parts=int(raw.get("parts") or 1),
+                stored={name: Path(path) for name, path in (raw.get("stored") or {}).items()},
                 **_place_in_group(raw.get("group")),
             )
         except (KeyError, TypeError, ValueError) as cause:
@@ -243,8 +247,16 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         if job.checkpoint is None:
             raise SpecFailed("The inference job was handed no checkpoint.")
         table = None if job.spec.data is None else job.table(job.spec.data.dataset)
-        inputs = infer.Inputs(job.checkpoint, table, job.device)
-        state = infer.run(job.spec, job.trained_by, inputs, control=control, out=out)
+        out = out if job.rank == 0 else Outputs(out.directory, _ignore)
+        state = infer.run(
+            job.spec,
+            job.trained_by,
+            Inputs(job.checkpoint, table, job.device),
+            control=control,
+            out=out,
+            group=job.join(),
+            stored=job.stored,
+        )
         return End(control.ends_as if state == "cancelled" else state)
     if isinstance(job.spec, DiagnoseJob):
         state = _diagnosed(job, job.spec, control, out)

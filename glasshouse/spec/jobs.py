@@ -500,6 +500,11 @@ class InferData(Spec):
     checkpoint."""
     batch_size: int = Constraint(default=256, ge=1, le=1_000_000)
     """Number of rows per batch."""
+    on_bad_row: Literal["fail", "drop"] = "fail"
+    """What to do with rows that do not fit their fields: a missing value without ``fill``, or an
+    index out of range. ``fail``: the job fails and names the first. ``drop``: the results have the
+    other rows, with their numbers as ``row``, and the artifact ``bad_rows.jsonl`` lists each
+    dropped row with the reason."""
 
 
 class Flatten(Spec):
@@ -533,12 +538,22 @@ class InferJob(_Job):
     rows. Example: ``{"image": [[0.0, 0.5, 1.0]]}``."""
     outputs: tuple[Input, ...] | None = Constraint(default=None, min_length=1, max_length=1000)
     """Layers to return. Default: the outputs of the network. Example: ``["conv1", "fc"]``."""
-    fields: tuple[Literal["value", "id", "prob"], ...] | None = Constraint(
-        default=None, min_length=1, max_length=3
+    fields: tuple[Literal["value", "id", "prob", "top_k"], ...] | None = Constraint(
+        default=None, min_length=1, max_length=4
     )
     """What to return for each layer. ``value``: the output. ``id``: the index of its largest entry
-    along the last axis. ``prob``: the softmax probability of that entry. Default: ``value``; all
-    three for scores that a loss compared with classes in training. Example: ``["id", "prob"]``."""
+    along the last axis. ``prob``: the softmax probability of that entry. ``top_k``: the indices of
+    the largest entries in descending order, and as ``top_k_prob`` their probabilities. Default:
+    ``value``, with ``id`` and ``prob`` for scores that a loss compared with classes in training,
+    and ``top_k`` if that is set. Example: ``["id", "prob"]``."""
+    top_k: int | None = Constraint(default=None, ge=1, le=10_000)
+    """Number of entries of the field ``top_k``, at most the size of the last axis. Default: 5.
+    Example: ``3``."""
+    format: Literal["safetensors", "npz", "jsonl", "csv", "parquet"] = "safetensors"
+    """Format of the artifact ``outputs.<format>``. ``safetensors``, ``npz``: a tensor for each
+    layer and field, ``<layer>/<field>``. ``jsonl``: an object for each row. ``csv``: a line for
+    each row, with a column for each number. ``parquet``: a row for each row, with nested lists.
+    Example: ``"parquet"``."""
     flatten: Literal[False] | Flatten = False
     """``false``: one tensor per layer and field. Otherwise the layers are joined into one tensor
     per field. Example: ``{"axis": 1}``."""
@@ -546,13 +561,61 @@ class InferJob(_Job):
     """Layout of outputs with a value per step. ``padded``: ``[rows, longest, …]``, with zeros after
     the end of each row. ``packed``: ``[all steps, …]``, the rows concatenated. ``<layer>/lengths``
     has the number of steps of each row in both."""
+    parallel: Parallel = Parallel(strategy="none")
+    """Several processes that divide the rows among them; each has the whole network. Default: one
+    process. Example: ``{"strategy": "data", "processes": 2}``."""
+    retry: Retry = Retry()
+    """Automatic restarts. Outputs that are stored are not computed again."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         check_exactly_one(self, "checkpoint", "job")
         check_exactly_one(self, "data", "inputs")
-        self.devices.check_one("an infer job uses one: ask for one device")
+        if self.top_k is not None and self.fields is not None and "top_k" not in self.fields:
+            detail = f"top_k ({self.top_k}) is the size of a field that fields does not name: add"
+            raise WrongAt("top_k", detail=f'{detail} "top_k" to fields, or remove top_k')
+        self._check_format()
         return self
+
+    def _check_format(self) -> None:
+        if self.format in ("safetensors", "npz"):
+            return
+        detail = f"{self.format} has one entry for each row of the data, and"
+        fix = "set format to safetensors or npz, or remove"
+        if self.flatten is not False and self.flatten.axis == 0:
+            detail += " flatten with axis 0 joins the rows of all layers"
+            raise WrongAt("flatten", "axis", detail=f"{detail}: {fix} flatten")
+        if self.flatten is not False:
+            detail += " flatten joins tensors: its layers are columns beside each other anyway"
+            raise WrongAt("flatten", detail=f"{detail}: {fix} flatten")
+        if self.sequence_layout == "packed":
+            detail += " each row has its own steps in it: packed would change nothing"
+            raise WrongAt("sequence_layout", detail=f"{detail}: {fix} sequence_layout")
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        parallel = self.parallel
+        if parallel.strategy not in ("none", "data", "auto") or parallel.has_parts:
+            detail = (
+                f"the processes of an infer job divide the rows, and {parallel.strategy} divides"
+            )
+            raise WrongAt("parallel", detail=f"{detail} the network: set strategy to data")
+        for name in ("schedule", "micro_batches", "cpu_offload"):
+            if value := getattr(parallel, name):
+                shown = "true" if value is True else value
+                detail = f"{name} ({shown}) is that of a training: remove {name}"
+                raise WrongAt("parallel", name, detail=detail)
+        counted = _counted(parallel, self.devices)
+        if counted.processes not in (None, 1) and self.data is None:
+            detail = f"{counted.processes} processes divide the rows of a dataset, and the rows are"
+            raise WrongAt("parallel", "processes", detail=f"{detail} in inputs: remove parallel")
+        object.__setattr__(self, "parallel", counted)  # frozen from here on
+        return self
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return self.parallel.processes or 1
 
 
 MAX_MESSAGE_BYTES = 1 << 30

@@ -133,6 +133,15 @@ class Rows(ABC):
         """Yield all rows once, in the stored order; with ``division``, its own rows."""
         return self.epoch(batch_size, drop_last=False, order=None, division=division)
 
+    @abstractmethod
+    def stored(self, batch_size: int, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yield batches of the stored order by their numbers, each prepared ahead of its use."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether these are all rows of the split."""
+        return self._host_numbers is None
+
     def spaced(self, num_rows: int) -> tuple[Tensor, Batch]:
         """Return at most ``num_rows`` evenly spaced rows: their numbers, and their batch."""
         count = min(num_rows, self.num_rows)
@@ -201,6 +210,14 @@ class MemoryRows(Rows):
             return self._each(((rows_B, rows_B) for rows_B in cuts), trained_in)
         order_N = host_N.to(self.home)
         return self._each(((order_N[rows_B], host_N[rows_B]) for rows_B in cuts), trained_in)
+
+    def stored(self, batch_size: int, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yield batches of the stored order by their numbers."""
+        cuts = (
+            slice(number * batch_size, min((number + 1) * batch_size, self.num_rows))
+            for number in numbers
+        )
+        return self._each(((rows_B, rows_B) for rows_B in cuts), None)
 
     def chosen(
         self,

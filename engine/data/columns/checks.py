@@ -15,6 +15,8 @@ from glasshouse.spec import DenseField, DenseSequenceField, Normalize
 
 _CHUNK_VALUES = 1 << 20
 OnBadRow = Literal["fail", "drop"]
+Note = Callable[[int, str], None]
+"""Called with the number of a row that is dropped, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,15 @@ class BadRows:
 
 
 def without(
-    flaws: Iterable[BadRows], rows: Tensor | None, num_rows: int, on_bad_row: OnBadRow
+    flaws: Iterable[BadRows],
+    rows: Tensor | None,
+    num_rows: int,
+    on_bad_row: OnBadRow,
+    note: Note | None = None,
 ) -> Kept:
     """Return the rows of a source that fit all fields. A row counts for its first flaw only.
+
+    ``note`` is called for each row that is dropped.
 
     Raises:
         DataFailed: a row does not fit, and that fails the job; names the first.
@@ -49,6 +57,9 @@ def without(
         if bad.size:
             left_out[flaw.what] = int(bad.size)
             is_taken[bad] = False
+            if note is not None:
+                for row in bad.tolist():
+                    note(row, str(flaw.failure(row)))
     if not left_out:
         return Kept(rows, {})
     return Kept(torch.from_numpy(np.flatnonzero(is_taken)), left_out)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.data.batches.buckets import Integers
 from engine.data.batches.rows import Loaded
-from engine.data.columns.checks import without
+from engine.data.columns.checks import Note, without
 from engine.data.columns.dense import DenseReading
 from engine.data.columns.fields import checked_shape, field_columns
 from engine.data.columns.normalization import BLOCK_VALUES, Floats, in_floats
@@ -161,16 +161,19 @@ class SourceReader(RowReader):
         preparing: Preparing = Preparing(),  # noqa: B008 (frozen)
         look: Look = nothing,
         bucket: str | None = None,
+        note: Note | None = None,
     ) -> None:
         """Find the rows to use, and for the field ``bucket`` their lengths.
 
         If all rows must be read for that, or for statistics, ``look`` is called along the way.
+        ``note`` is called for each row that is dropped because it does not fit its field.
 
         Raises:
             DataFailed: the fields do not fit the table, or no rows remain.
         """
         super().__init__(table, source, fields, look)
         self._split, self._limit, self._preparing = source.split, limit, preparing
+        self._note = note
         for name, field in fields.items():
             checked_shape(name, field, table.meta)
         rows, _ = taken_rows(table, source, seed)
@@ -229,11 +232,18 @@ class SourceReader(RowReader):
         kept: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
         for window in self._windows(rows, self._rows_at_once(fields)) if fields else ():
             readings = readings_of(fields, window, self._split, self._preparing)
-            found = without(flaws_of(readings), None, window.num_rows(self._split), "drop")
-            left_out.update(found.left_out)
             numbers = torch.from_numpy(window.numbers)
+            note = None if self._note is None else partial(self._noted, numbers)
+            num_rows = window.num_rows(self._split)
+            found = without(flaws_of(readings), None, num_rows, "drop", note)
+            left_out.update(found.left_out)
             kept.append(numbers if found.rows is None else numbers[found.rows])
         return (torch.cat(kept), dict(left_out)) if left_out else (rows, {})
+
+    def _noted(self, numbers: Tensor, row: int, detail: str) -> None:
+        """Report a row of a window, of which ``numbers`` are the numbers in the split."""
+        if self._note is not None:
+            self._note(int(numbers[row]), detail)
 
     def _can_be_bad(self, name: str, field: Field) -> bool:
         if isinstance(field, IntegerSequenceField):

@@ -5,7 +5,7 @@ Training uses them like rows in memory. The contents and the order of batches ar
 reading their rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -259,7 +259,11 @@ class StreamedRows(Rows):
         self._held = self._cache or Drained(self._reader, draws.pool.capacity)
         return self._drawn(draws, self._held, len(batches), made)
 
-    def _stored(self, batch_size: int, batches: range, made: Parts) -> Iterator[Batch]:
+    def stored(self, batch_size: int, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yield batches of the stored order by their numbers; those of others are not read."""
+        return self._stored(batch_size, numbers, partial(self._made, WHOLE, None))
+
+    def _stored(self, batch_size: int, batches: Iterable[int], made: Parts) -> Iterator[Batch]:
         cache = self._cache
         cuts = (
             slice(number * batch_size, min((number + 1) * batch_size, self.num_rows))
