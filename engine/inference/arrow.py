@@ -1,4 +1,8 @@
-"""Blocks as Arrow record batches: nested lists of fixed size, and a list for the steps of a row."""
+"""Blocks as Arrow record batches: nested lists of fixed size, and a list for the steps of a row.
+
+Arrays are made of buffers: ``pyarrow.array`` and ``pyarrow.record_batch`` import pandas if it is
+installed, which takes a second, and fails where pickle is sealed.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,12 +61,12 @@ def blocks_in(path: Path) -> Iterator[Block]:
 
 def batch_of(block: Block, known: Mapping[str, Classes] | None = None) -> Any:
     """Return a block as a record batch; ``known``: the classes to add the names of."""
-    arrays = {_ROW: pa.array(block.rows.numpy())}
+    arrays = {_ROW: _primitive(block.rows)}
     for name, column in block.columns.items():
         arrays[name] = _array(column)
         for title, classes in class_columns(name, known or {}).items():
             arrays[title] = pa.array([classes.names(row.tolist()) for row in column.by_row()])
-    return pa.record_batch(arrays)
+    return pa.RecordBatch.from_arrays([*arrays.values()], names=[*arrays])
 
 
 def write_parquet(path: Path, blocks: Blocks, known: Mapping[str, Classes]) -> None:
@@ -92,13 +96,21 @@ def write_parquet(path: Path, blocks: Blocks, known: Mapping[str, Classes]) -> N
 
 def _array(column: Column) -> Any:
     """Return a column with an item for each row."""
-    values = pa.array(column.values.reshape(-1).numpy())
+    values = _primitive(column.values.reshape(-1))
     for size in reversed(column.values.shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
     if column.lengths is None:
         return values
-    ends = np.concatenate([np.zeros(1, np.int64), column.lengths.cumsum(0).numpy()])
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), values)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int32), column.lengths.cumsum(0).int()])
+    return pa.ListArray.from_arrays(_primitive(ends), values)
+
+
+def _primitive(x: Tensor) -> Any:
+    if x.dtype == torch.bool:
+        return pa.array(x.tolist(), pa.bool_())
+    numbers = x.numpy()
+    buffer = pa.py_buffer(numbers)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(numbers.dtype), len(numbers), [None, buffer])
 
 
 def _column(array: Any) -> Column:

@@ -14,7 +14,7 @@ from models.jobs import checkpoints, commands, endings, leases, pausing
 from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
 from models.jobs.endings import CRASH_LOOP, Backoff, ExitKind
 from models.jobs.leases import Claim, LeaseState
-from models.observations import events, probes
+from models.observations import events, outputs, probes
 from models.observations.events import NewEvent
 from models.state import ENDED, LIVE, sources
 from models.tables import Attempt, Checkpoint, Command, Device, Job, now
@@ -252,8 +252,9 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
 
     If the failure is ``counted``, the job is retried after the back-off, else at once. A pause and
     a worker's graceful shutdown are not failures. Failures are counted since the last progress,
-    which is a newer checkpoint. After too many, the job fails with ``error``, or with WorkerLost or
-    CrashLoop. Return False if this attempt had already lost its job.
+    which is a newer checkpoint, or another stored part of an inference. After too many, the job
+    fails with ``error``, or with WorkerLost or CrashLoop. Return False if this attempt had already
+    lost its job.
     """
     row = tx.execute(
         select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
@@ -264,7 +265,7 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     if row is None:
         return False
     before, failures, failed_at, cancelled_at, resolved = row
-    saved = checkpoints.newest_step(tx, claim.job)
+    saved = max(checkpoints.newest_step(tx, claim.job), outputs.num_parts(tx, claim.job))
     failures = (0 if saved > (failed_at or 0) else failures) + counted
     crashes = _crashes(tx, claim, failures) if exit_kind == "crash" else 0
     allowed = endings.max_restarts(resolved)

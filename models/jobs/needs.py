@@ -36,7 +36,7 @@ class Need:
     more while no other job needs them; with CUDA devices see `num_cores`."""
     worker: str | None = None
     brief: bool = False
-    """Whether it is an ``infer`` job: it takes what is free, and may share a core."""
+    """Whether it is an ``infer`` job of one process: it takes what is free and may share a core."""
     processes: int = 1
     """Number of processes; each gets ``threads`` cores, or a CUDA device and cores beside it."""
     min_memory_bytes: int = 0
@@ -57,7 +57,7 @@ class Need:
             None if ids is None else tuple(ids),
             wants.get("threads"),
             wants.get("worker"),
-            job_kind == "infer",
+            job_kind == "infer" and (wants.get("processes") or 1) == 1,
             wants.get("processes") or 1,
             int((wants.get("min_memory_gib") or 0) * GIB),
             job_kind == "train",

@@ -28,6 +28,8 @@ class Batch:
     captures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     artifacts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    removed_artifacts: list[str] = field(default_factory=list[str])
+    """Names of artifacts whose rows are deleted."""
     probes: tuple[int, int] | None = None
     """The newest revision of the probes in effect, and its first step."""
     probe_changes: list[ProbeChange] = field(default_factory=list[ProbeChange])

@@ -1,11 +1,16 @@
 """Named files that jobs created: predictions, exports."""
 
-from sqlalchemy import select
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from glasshouse.errors import ArtifactNotFound
 from models.observations import lineage
 from models.tables import JobArtifact
+
+PART = "application/vnd.apache.arrow.file"
+"""Media type of a part of a result that is not complete; removed when it is."""
 
 
 def of_job(tx: Session, job_id: str) -> list[JobArtifact]:
@@ -27,3 +32,23 @@ def get(tx: Session, job_id: str, name: str) -> JobArtifact:
     if found is None:
         raise ArtifactNotFound(f"The job has no artifact {name[:200]!r}.")
     return found
+
+
+def parts(tx: Session, job_id: str) -> list[JobArtifact]:
+    """List the parts of a job's result that are stored before it is complete."""
+    mine = (JobArtifact.job == job_id, JobArtifact.media_type == PART)
+    return list(tx.scalars(select(JobArtifact).where(*mine).order_by(JobArtifact.name)))
+
+
+def num_parts(tx: Session, job_id: str) -> int:
+    """Return the number of `parts`."""
+    mine = (JobArtifact.job == job_id, JobArtifact.media_type == PART)
+    return tx.scalar(select(func.count()).where(*mine)) or 0
+
+
+def remove(tx: Session, job_id: str, names: Sequence[str]) -> list[str]:
+    """Delete the rows of files by name; return the keys of the files, which are deleted next."""
+    if not names:
+        return []
+    mine = (JobArtifact.job == job_id, JobArtifact.name.in_(names))
+    return list(tx.scalars(delete(JobArtifact).where(*mine).returning(JobArtifact.key)))

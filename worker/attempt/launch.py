@@ -28,9 +28,10 @@ from models.database import Transaction
 from models.fleet import workers
 from models.jobs import attempts, checkpoints, commands, jobs
 from models.jobs.needs import Need
-from models.observations import probes
+from models.observations import outputs, probes
 from models.storage import datasets
-from models.tables import Checkpoint, Device
+from models.storage.artifacts import Artifacts
+from models.tables import Checkpoint, Device, Job
 from worker.attempt.captures import NO_SPACE
 from worker.attempt.control import CommandDelivery
 from worker.attempt.resume import Attempt
@@ -220,12 +221,22 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
             "commands": commands.to_carry_out(tx, job.id, first),
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "resume": start and {"dir": str(artifacts.local(start.key)), "step": start.step},
+            "stored": _stored(tx, job, artifacts),
             "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": init and {"dir": saved_dir, "load": init["load"]},
             "trained_by": saved and checkpoints.trained(tx, saved),
         }, environments(spec, held)
     except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
         raise DataFailed(f"Something that the job reads is gone: {error}") from error
+
+
+def _stored(tx: Transaction, job: Job, artifacts: Artifacts) -> dict[str, str]:
+    """Return the files of outputs that earlier attempts of an inference have stored, by name."""
+    found: dict[str, str] = {}
+    for row in outputs.parts(tx, job.id) if job.kind == "infer" else ():
+        with contextlib.suppress(FileNotFoundError):
+            found[row.name] = str(artifacts.local(row.key))
+    return found
 
 
 def environments(spec: Mapping[str, Any], held: Sequence[Device]) -> list[dict[str, str]]:

@@ -88,6 +88,7 @@ class Sorter:
             "captures": self._captures,
             "checkpoint": self._checkpoint,
             "artifact": self._artifact,
+            "artifacts_removed": self._artifacts_removed,
             "result": self._result,
             "dropped": self._dropped,
             "finding": self._finding,
@@ -232,6 +233,9 @@ class Sorter:
         to.moves.append((self._inside(record["file"]), key))
         row = {part: record[part] for part in ("name", "media_type", "size_bytes")}
         to.batch.artifacts.append({"key": key, "step": record.get("step"), **row})
+
+    def _artifacts_removed(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.removed_artifacts += [str(name) for name in record["names"]]
 
     def _inside(self, relative: str) -> Path:
         parts = PurePosixPath(relative).parts

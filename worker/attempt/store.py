@@ -21,6 +21,7 @@ from glasshouse.spec.parallel import num_processes
 from models.jobs import attempts, checkpoint_retention, leases, shipments
 from models.jobs.checkpoint_retention import RetentionRule
 from models.jobs.leases import LeaseState
+from models.observations import outputs
 from models.observations.events import NewEvent
 from worker.attempt.captures import NO_SPACE, Drain, open_ring
 from worker.attempt.control import CommandDelivery
@@ -281,6 +282,8 @@ class AttemptStore:
             if beat is not None and shipment.batch.checkpoints:
                 gone = checkpoint_retention.supersede(tx, claim.job, self._keeping)
                 failpoint("keep.commit")
+            if beat is not None:
+                gone += outputs.remove(tx, claim.job, shipment.batch.removed_artifacts)
             if beat is not None and self._batch_size.is_long(time.monotonic() - began):
                 leases.renew(tx, claim, lease_ms=lease_ms)
             failpoint("ship.commit")

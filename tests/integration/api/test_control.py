@@ -187,15 +187,18 @@ def test_an_ended_job_and_an_inference_take_no_commands(
     refused(answer, 409, "job_ended")
 
 
-def test_a_running_inference_cannot_be_paused(
+def test_what_keeps_nothing_to_resume_from_cannot_be_paused(
     each_service: Api, api: httpx2.Client, job: dict[str, Any]
 ):
     saved(each_service, job, 3)
     inputs = {"image": [[[[0.5] * 8] * 8]]}
     infers = made(api.post("/jobs", json={"kind": "infer", "job": job["id"], "inputs": inputs}))
     run(each_service, infers)
-    found = refused(api.post(f"/jobs/{infers['id']}/pause"), 409, "cannot_pause")
-    assert "checkpoint" in found["detail"]
+    assert api.post(f"/jobs/{infers['id']}/pause").json()["state"] == "pausing"
+    diagnoses = made(api.post("/jobs", json={"kind": "diagnose"}))
+    run(each_service, diagnoses)
+    found = refused(api.post(f"/jobs/{diagnoses['id']}/pause"), 409, "cannot_pause")
+    assert "diagnose" in found["detail"]
 
 
 def test_an_ended_job_is_retried_with_its_own_spec(
