@@ -35,6 +35,7 @@ BENCHES = (
     "data.padding",
     "data.streaming",
     "data.prefetch",
+    "data.inference",
     "training.compiling",
     "training.recomputing",
     "training.parallel",

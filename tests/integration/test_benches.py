@@ -76,6 +76,13 @@ def test_padding_is_measured_with_and_without_buckets():
     assert line["padding_buckets"] < line["padding_by_chance"] / 2
 
 
+def test_inference_by_hand_gives_the_outputs_of_the_engine():
+    """The bench compares them; else the ratio of their times would say nothing."""
+    found = run("bench.data.inference", "--rounds", "1", "--rows", "5000")
+    assert 0 < found[0]["throughput_ratio"] < 60
+    assert [line["rows"] for line in found[1:]] == [5000, 20_000]
+
+
 @pytest.mark.slow
 def test_reading_ahead_is_measured_by_threads_and_by_processes():
     lines = run("bench.data.prefetch", "--rounds", "1", "--part", "0.1")

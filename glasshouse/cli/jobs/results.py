@@ -44,7 +44,25 @@ Split = Annotated[str | None, typer.Option(help="Default: test if it exists, els
 Outputs = Annotated[str | None, typer.Option(metavar="LAYERS", help="conv1,fc")]
 Fields = Annotated[
     str | None,
-    typer.Option(help="value, id, prob. Default: value; all three for a classifier."),
+    typer.Option(help="value, id, prob, top_k. Default: value; with id, prob for a classifier."),
+]
+TopK = Annotated[
+    int | None, typer.Option(min=1, help="Return the K largest entries, with probabilities.")
+]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Processes that divide the rows. Default: 1.")
+]
+OnBadRow = Annotated[
+    str | None, typer.Option(help="fail, or drop: leave rows that do not fit out, and list them.")
+]
+WrittenAs = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Let the service write safetensors, npz, jsonl, csv or parquet, and download that file"
+        " to --save as it is: for results larger than the memory.",
+    ),
 ]
 Timeout = Annotated[float | None, typer.Option(help="Seconds to wait.")]
 
@@ -138,32 +156,55 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     split: Split = None,
     outputs: Outputs = None,
     fields: Fields = None,
+    top_k: TopK = None,
+    on_bad_row: OnBadRow = None,
     device: OnDevice = None,
+    processes: Processes = None,
     save: Save = None,
+    written_as: WrittenAs = None,
     timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Run a trained network on a dataset and return the outputs of any layers."""
+    if written_as is not None and save is None:
+        raise typer.BadParameter("--format needs a file: add --save", param_hint="--format")
     spec: dict[str, Any] = {"kind": "infer"}
+    given = {"top_k": top_k, "format": written_as, "devices": device and device_of(device)}
+    spec |= {name: value for name, value in given.items() if value is not None}
     if fields:
         spec["fields"] = fields.split(",")
     if outputs:
         spec["outputs"] = outputs.split(",")
-    if device is not None:
-        spec["devices"] = device_of(device)
+    if processes is not None and processes > 1:
+        spec["parallel"] = {"strategy": "data", "processes": processes}
     with Client() as client:
         source = references.trained_id(client, source)
         spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
         dataset = dataset_of_source(client, data)
         spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}
+        spec["data"] |= {} if on_bad_row is None else {"on_bad_row": on_bad_row}
         job = client.jobs.create(spec)
         with detaching(job.id):
             job.wait(timeout, progress=not json)
+        if written_as is not None and save is not None:
+            job.save_outputs(save)
+            _print_saved(job, save, as_json=json)
+            return
         content = job.artifact("outputs.safetensors")
     tensors = read_outputs(content)
     if save is not None:
         _save_outputs(save, content, tensors)
     _print_outputs(job.id, tensors, save, as_json=json)
+
+
+def _print_saved(job: Job, path: Path, *, as_json: bool) -> None:
+    """Print where the outputs of an inference are, and for how many rows."""
+    progress: dict[str, Any] = job.data["progress"] or {}
+    size, rows = path.stat().st_size, progress.get("samples")
+    if as_json:
+        output.document({"job": job.id, "rows": rows, "size_bytes": size, "saved": str(path)})
+        return
+    output.line(f"{path}: outputs of {rows} rows, {size} bytes")
 
 
 def _save_outputs(path: Path, content: bytes, tensors: dict[str, Array]) -> None:

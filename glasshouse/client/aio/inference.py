@@ -12,7 +12,7 @@ from glasshouse.client.training.arguments import inputs_of, settle_device
 from glasshouse.client.training.sources import first_split
 from glasshouse.client.training.specs import (
     Document,
-    JobOptions,
+    InferOptions,
     ResultField,
     as_document,
     read_inputs,
@@ -42,7 +42,7 @@ class AsyncInferring:
         given: tuple[Any, Any],
         outputs: Sequence[str] | None,
         fields: Sequence[ResultField] | ResultField | None,
-        options: JobOptions,
+        options: InferOptions,
     ) -> dict[str, Array]:
         """Run the job and wait for it; ``given`` is (inputs, data), one of which is None."""
         inputs, data = inputs_of(given[0]), given[1]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from glasshouse.errors import APIError, JobCancelled, JobFailed
 from glasshouse.metric_direction import direction_of
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
+OUTPUT_FORMATS = ("safetensors", "npz", "jsonl", "csv", "parquet")
 _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 
 
@@ -64,9 +66,35 @@ class AsyncResults(AsyncRecord):
     async def outputs(self) -> dict[str, Array]:
         """Return the outputs of an inference job, named ``<layer>/<field>``.
 
-        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``.
+        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``, and
+        ``<layer>/top_k_class`` to ``<layer>/top_k``.
+
+        Raises:
+            ValueError: the job has written another format than ``safetensors``.
         """
-        return read_outputs(await self.artifact("outputs.safetensors"))
+        written = (await self._outputs()).data["name"]
+        if written != "outputs.safetensors":
+            raise ValueError(f"{self.id} has written {written}: use save_outputs(path)")
+        return read_outputs(await self.artifact(written))
+
+    async def save_outputs(self, path: str | Path) -> None:
+        """Download the outputs of an inference job into a file, in the format of the job.
+
+        The file is downloaded in pieces, so that it may be larger than the memory.
+        """
+        found = await self._outputs()
+        await self.save_artifact(found.data["name"], path)
+
+    async def _outputs(self) -> AsyncRecord:
+        names = {item.data["name"]: item for item in await self.artifacts()}
+        for ending in OUTPUT_FORMATS:
+            if (found := names.get(f"outputs.{ending}")) is not None:
+                return found
+        raise APIError(f"{self.id} has no outputs: it is {self.state}")
+
+    async def save_artifact(self, name: str, path: str | Path) -> None:
+        """Download one artifact into a file, in pieces."""
+        await self._transport.save(f"{self.path}/artifacts/{quote(name, safe='')}", Path(path))
 
     async def artifact(self, name: str) -> bytes:
         """Return the bytes of one artifact."""

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import httpx2
@@ -24,6 +25,7 @@ from glasshouse.client.connection.requests import (
 from glasshouse.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 CONNECT_S = 5.0
+_PIECE_BYTES = 16 * 2**20
 
 
 class AsyncTransport:
@@ -132,6 +134,20 @@ class AsyncTransport:
         if announced is not None and not encoded and int(announced) != len(response.content):
             raise APIError(f"{path}: received {len(response.content)} of {announced} bytes")
         return response.content
+
+    async def save(self, path: str, to: Path) -> None:
+        """Download into a file, in pieces of 16 MiB; the file appears when it is whole."""
+        part = to.with_name(f".{to.name}.part")
+        with part.open("wb") as file:
+            size: int | None = None
+            while size is None or file.tell() < size:
+                first = file.tell()
+                wanted = {"Accept": "*/*", "Range": f"bytes={first}-{first + _PIECE_BYTES - 1}"}
+                response = await self.send(Request("GET", API + path, {}, wanted))
+                file.write(response.content)
+                total = response.headers.get("content-range", "").rpartition("/")[2]
+                size = int(total) if total.isdecimal() else file.tell()
+        part.replace(to)
 
     async def pages(
         self, path: str, params: Params | None = None

@@ -30,6 +30,7 @@ from glasshouse.client.connection.requests import API, Request, with_json
 from glasshouse.client.data.tensors import Array
 from glasshouse.client.training.arguments import diagnose_spec
 from glasshouse.client.training.specs import (
+    InferOptions,
     JobOptions,
     ResultField,
     Spec,
@@ -241,7 +242,7 @@ class Client:
         data: Any = None,
         outputs: Sequence[str] | None = None,
         fields: Sequence[ResultField] | ResultField | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[InferOptions],
     ) -> dict[str, Array]:
         """Run inference with a trained network and return the outputs of any of its layers.
 
@@ -253,9 +254,12 @@ class Client:
                 field, a list of rows of any length, or of texts if the field has tokens.
             data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
             outputs: the layers to return. Default: the network's outputs.
-            fields: any of ``value``, ``id`` (the argmax) and ``prob`` (its probability). Default:
-                ``value``; all three for the scores of a classifier.
-            options: ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+            fields: any of ``value``, ``id`` (the argmax), ``prob`` (its probability) and ``top_k``
+                (the largest entries, with ``top_k_prob``). Default: ``value``; also ``id`` and
+                ``prob`` for the scores of a classifier.
+            options: ``top_k``, ``parallel``, ``sequence_layout``, ``name``, ``labels``,
+                ``priority``, ``device``, ``devices``. For results that are larger than the memory,
+                create a job with ``format`` and use `Job.save_outputs`.
 
         Returns:
             Arrays by layer name, with one entry per row. For a classifier, also ``<layer>/id``,

@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from glasshouse.errors import APIError, JobCancelled, JobFailed
 from glasshouse.metric_direction import direction_of
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
+OUTPUT_FORMATS = ("safetensors", "npz", "jsonl", "csv", "parquet")
 _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 
 
@@ -65,9 +67,35 @@ class Results(Record):
     def outputs(self) -> dict[str, Array]:
         """Return the outputs of an inference job, named ``<layer>/<field>``.
 
-        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``.
+        If the classes have names, ``<layer>/class`` is added to ``<layer>/id``, and
+        ``<layer>/top_k_class`` to ``<layer>/top_k``.
+
+        Raises:
+            ValueError: the job has written another format than ``safetensors``.
         """
-        return read_outputs(self.artifact("outputs.safetensors"))
+        written = (self._outputs()).data["name"]
+        if written != "outputs.safetensors":
+            raise ValueError(f"{self.id} has written {written}: use save_outputs(path)")
+        return read_outputs(self.artifact(written))
+
+    def save_outputs(self, path: str | Path) -> None:
+        """Download the outputs of an inference job into a file, in the format of the job.
+
+        The file is downloaded in pieces, so that it may be larger than the memory.
+        """
+        found = self._outputs()
+        self.save_artifact(found.data["name"], path)
+
+    def _outputs(self) -> Record:
+        names = {item.data["name"]: item for item in self.artifacts()}
+        for ending in OUTPUT_FORMATS:
+            if (found := names.get(f"outputs.{ending}")) is not None:
+                return found
+        raise APIError(f"{self.id} has no outputs: it is {self.state}")
+
+    def save_artifact(self, name: str, path: str | Path) -> None:
+        """Download one artifact into a file, in pieces."""
+        self._transport.save(f"{self.path}/artifacts/{quote(name, safe='')}", Path(path))
 
     def artifact(self, name: str) -> bytes:
         """Return the bytes of one artifact."""

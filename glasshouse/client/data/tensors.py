@@ -43,7 +43,9 @@ def read_tensors(data: bytes) -> dict[str, Array]:
 
 
 def read_outputs(data: bytes) -> dict[str, Array]:
-    """Read the outputs of an inference; add ``<layer>/class`` if the classes have names.
+    """Read the outputs of an inference; add the names of classes if they have any.
+
+    These are ``<layer>/class`` of ``<layer>/id``, and ``<layer>/top_k_class`` of ``<layer>/top_k``.
 
     Raises:
         APIError: this is not a valid safetensors file.
@@ -53,8 +55,10 @@ def read_outputs(data: bytes) -> dict[str, Array]:
     metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     for name, listed in metadata.items():
         layer, _, key = name.rpartition("/")
-        if key == "classes" and f"{layer}/id" in tensors:
-            tensors[f"{layer}/class"] = np.array(json.loads(listed))[tensors[f"{layer}/id"]]
+        for field, title in (("id", "class"), ("top_k", "top_k_class")):
+            if key == "classes" and f"{layer}/{field}" in tensors:
+                numbers = tensors[f"{layer}/{field}"]
+                tensors[f"{layer}/{title}"] = np.array(json.loads(listed))[numbers]
     return dict(sorted(tensors.items()))
 
 

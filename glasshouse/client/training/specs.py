@@ -18,7 +18,7 @@ from glasshouse.spec.metrics import ALONE
 Document = dict[str, Any]
 Network = Graph | Preset | Mapping[str, Any] | Sequence[Any] | str
 Spec = AnyJob | Mapping[str, Any]
-ResultField = Literal["value", "id", "prob"]
+ResultField = Literal["value", "id", "prob", "top_k"]
 
 
 class JobOptions(TypedDict, total=False):
@@ -37,6 +37,17 @@ class JobOptions(TypedDict, total=False):
     timeout_s: float
     stall_timeout_s: float
     on_stall: Literal["warn", "restart", "fail"]
+
+
+class InferOptions(JobOptions, total=False):
+    """Options of `Client.infer`."""
+
+    top_k: int
+    """Number of classes of the field ``top_k``."""
+    parallel: Any
+    """``{"strategy": "data", "processes": n}``: processes that divide the rows of a dataset."""
+    sequence_layout: Literal["padded", "packed"]
+    """Layout of outputs with a value per step."""
 
 
 class TrainOptions(JobOptions, total=False):
