@@ -9,11 +9,11 @@ from urllib.parse import quote
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.data.statistics import Phase, Step
 from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
-from glasshouse.errors import APIError, JobCancelled, JobFailed
+from glasshouse.errors import APIError, JobCancelled, JobFailed, NotFoundError
 from glasshouse.metric_direction import direction_of
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
-OUTPUT_FORMATS = ("safetensors", "npz", "jsonl", "csv", "parquet")
+OUTPUTS = tuple(f"outputs.{kind}" for kind in ("safetensors", "npz", "jsonl", "csv", "parquet"))
 _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 
 
@@ -72,10 +72,14 @@ class AsyncResults(AsyncRecord):
         Raises:
             ValueError: the job has written another format than ``safetensors``.
         """
-        written = (await self._outputs()).data["name"]
-        if written != "outputs.safetensors":
-            raise ValueError(f"{self.id} has written {written}: use save_outputs(path)")
-        return read_outputs(await self.artifact(written))
+        try:
+            return read_outputs(await self.artifact("outputs.safetensors"))
+        except NotFoundError:
+            written = await self._outputs()
+            if written is None:
+                raise
+            detail = f"{self.id} has written {written}: use save_outputs(path)"
+            raise ValueError(detail) from None
 
     async def save_outputs(self, path: str | Path) -> None:
         """Download the outputs of an inference job into a file, in the format of the job.
@@ -83,14 +87,14 @@ class AsyncResults(AsyncRecord):
         The file is downloaded in pieces, so that it may be larger than the memory.
         """
         found = await self._outputs()
-        await self.save_artifact(found.data["name"], path)
+        if found is None:
+            raise APIError(f"{self.id} has no outputs: it is {self.state}")
+        await self.save_artifact(found, path)
 
-    async def _outputs(self) -> AsyncRecord:
-        names = {item.data["name"]: item for item in await self.artifacts()}
-        for ending in OUTPUT_FORMATS:
-            if (found := names.get(f"outputs.{ending}")) is not None:
-                return found
-        raise APIError(f"{self.id} has no outputs: it is {self.state}")
+    async def _outputs(self) -> str | None:
+        """Return the name of the file with the outputs; None: there is none."""
+        names = {item.data["name"] for item in await self.artifacts()}
+        return next((name for name in OUTPUTS if name in names), None)
 
     async def save_artifact(self, name: str, path: str | Path) -> None:
         """Download one artifact into a file, in pieces."""

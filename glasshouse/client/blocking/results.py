@@ -10,11 +10,11 @@ from urllib.parse import quote
 from glasshouse.client.blocking.records import Checkpoint, Record
 from glasshouse.client.data.statistics import Phase, Step
 from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
-from glasshouse.errors import APIError, JobCancelled, JobFailed
+from glasshouse.errors import APIError, JobCancelled, JobFailed, NotFoundError
 from glasshouse.metric_direction import direction_of
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
-OUTPUT_FORMATS = ("safetensors", "npz", "jsonl", "csv", "parquet")
+OUTPUTS = tuple(f"outputs.{kind}" for kind in ("safetensors", "npz", "jsonl", "csv", "parquet"))
 _KEPT = re.compile(r"(samples|metrics)-(\d+)\.safetensors")
 
 
@@ -73,10 +73,14 @@ class Results(Record):
         Raises:
             ValueError: the job has written another format than ``safetensors``.
         """
-        written = (self._outputs()).data["name"]
-        if written != "outputs.safetensors":
-            raise ValueError(f"{self.id} has written {written}: use save_outputs(path)")
-        return read_outputs(self.artifact(written))
+        try:
+            return read_outputs(self.artifact("outputs.safetensors"))
+        except NotFoundError:
+            written = self._outputs()
+            if written is None:
+                raise
+            detail = f"{self.id} has written {written}: use save_outputs(path)"
+            raise ValueError(detail) from None
 
     def save_outputs(self, path: str | Path) -> None:
         """Download the outputs of an inference job into a file, in the format of the job.
@@ -84,14 +88,14 @@ class Results(Record):
         The file is downloaded in pieces, so that it may be larger than the memory.
         """
         found = self._outputs()
-        self.save_artifact(found.data["name"], path)
+        if found is None:
+            raise APIError(f"{self.id} has no outputs: it is {self.state}")
+        self.save_artifact(found, path)
 
-    def _outputs(self) -> Record:
-        names = {item.data["name"]: item for item in self.artifacts()}
-        for ending in OUTPUT_FORMATS:
-            if (found := names.get(f"outputs.{ending}")) is not None:
-                return found
-        raise APIError(f"{self.id} has no outputs: it is {self.state}")
+    def _outputs(self) -> str | None:
+        """Return the name of the file with the outputs; None: there is none."""
+        names = {item.data["name"] for item in self.artifacts()}
+        return next((name for name in OUTPUTS if name in names), None)
 
     def save_artifact(self, name: str, path: str | Path) -> None:
         """Download one artifact into a file, in pieces."""
