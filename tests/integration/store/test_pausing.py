@@ -176,9 +176,9 @@ def test_a_job_whose_worker_is_lost_while_it_pauses_is_paused(database: Database
     assert job_of(database, job).state == "paused"
 
 
-def test_an_inference_is_paused_only_while_it_is_queued(database: Database):
+def test_what_keeps_nothing_is_paused_only_while_it_is_queued(database: Database):
     make_worker(database)
-    waits, runs = make_job(database, kind="infer"), make_job(database, kind="infer")
+    waits, runs = make_job(database, kind="diagnose"), make_job(database, kind="diagnose")
     assert pause(database, waits).state == "paused"
     running(database, runs)
     with pytest.raises(CannotPause, match="checkpoint"):

@@ -213,7 +213,43 @@ CASES: dict[str, Broken] = {
     "several devices for an inference": Broken(
         {"devices": {"type": "cuda", "count": 2}},
         "/devices/count",
-        ("2 devices", "infer job", "one device"),
+        ("2 devices", "parallel.strategy to data", "one device"),
+        INFER,
+    ),
+    "the size of a field that an inference does not return": Broken(
+        {"fields": ["id"], "top_k": 3}, "/top_k", ("top_k (3)", 'add "top_k" to fields'), INFER
+    ),
+    "rows of all layers below each other in a table": Broken(
+        {"format": "jsonl", "flatten": {"axis": 0}},
+        "/flatten/axis",
+        ("jsonl", "axis 0", "set format to safetensors"),
+        INFER,
+    ),
+    "joined layers in a table": Broken(
+        {"format": "parquet", "flatten": {"axis": 1}},
+        "/flatten",
+        ("parquet", "beside each other anyway", "remove flatten"),
+        INFER,
+    ),
+    "packed rows in a table": Broken(
+        {"format": "csv", "sequence_layout": "packed"},
+        "/sequence_layout",
+        ("csv", "packed would change nothing", "remove sequence_layout"),
+        INFER,
+    ),
+    "an inference that divides the network": Broken(
+        {"parallel": {"fsdp": 2}}, "/parallel", ("fsdp", "set strategy to data"), INFER
+    ),
+    "a pipeline's option of an inference": Broken(
+        {"parallel": {"processes": 2, "micro_batches": 4}},
+        "/parallel/micro_batches",
+        ("micro_batches (4)", "remove micro_batches"),
+        INFER,
+    ),
+    "processes that divide inputs": Broken(
+        {"data": None, "inputs": {"x": [[1.0]]}, "parallel": {"processes": 2}},
+        "/parallel/processes",
+        ("2 processes", "in inputs", "remove parallel"),
         INFER,
     ),
     # several processes
