@@ -318,7 +318,7 @@ def check_validation(data: Data, datasets: Metas, findings: Findings) -> None:
         own = Findings()
         shapes = field_shapes(data.fields, meta, own)
         for item in own.problems:
-            where = f"in the rows of {place}, " if len(data.validations) > 1 else ""
+            where = f"in the rows of {place}, " if "/" in place else ""
             findings.problem(item.pointer, f"{where}{item.detail}", item.code)
         for name, shape in shapes.items():
             if name in train and _of_any_length(shape) != _of_any_length(train[name]):

@@ -22,7 +22,7 @@ from glasshouse.spec.strict import (
     check_exactly_one,
 )
 
-EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
+EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,280}$")]
 """The name of an evaluation metric: ``validation/loss``, ``validation/accuracy``; with several
 sources ``validation/clean/loss``."""
 
@@ -265,7 +265,7 @@ class Evaluate(Spec):
 class KeepBest(Spec):
     """Keeps the checkpoints with the best values of a metric."""
 
-    metric: str = Constraint(min_length=1, max_length=200)
+    metric: str = Constraint(min_length=1, max_length=300)
     """A metric of the job; a checkpoint is ranked by the newest value when it was saved. Example:
     ``"validation/accuracy"``."""
     mode: Literal["min", "max"]

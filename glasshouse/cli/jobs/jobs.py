@@ -226,7 +226,7 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
 
     for text in sources:
         part, found, source = text.partition("=")
-        if not found or not source:
+        if not found or not source or part.endswith("/"):
             raise ValueError(f"--data {text!r} is not of the form train=rows.csv")
         dataset = dataset_of(source)
         first, _, name = part.partition("/")

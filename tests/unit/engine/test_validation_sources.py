@@ -103,6 +103,16 @@ def test_the_series_of_each_source_are_those_of_a_job_with_that_source_alone(
     )
 
 
+def test_rows_in_files_are_evaluated_as_those_in_memory(digits, tmp_path):
+    streamed = {"shuffle": {"buffer_size": 128}, "workers": 1}
+    short = {"stop": {"steps": 3}, "optimizer": {"type": "SGD", "args": {"lr": 0.0}}}
+    found = run(tmp_path / "a", job(data=streamed, **short), digits)
+    in_memory = run(tmp_path / "b", job(**short), digits)
+    for name in ("validation/clean", "validation/seen"):
+        [(_, mine)], [(_, theirs)] = (evaluations(x, name) for x in (found, in_memory))
+        assert mine == pytest.approx(theirs, rel=1e-6)
+
+
 def test_samples_and_probes_see_the_first_source(whole, digits):
     directory, records = whole
     samples = load_file(directory / "artifacts/samples-9.safetensors")
