@@ -74,7 +74,8 @@ def named_validations(validation: Any) -> Mapping[str, Any]:
 def _is_rows(value: Any) -> bool:
     if isinstance(value, tuple):
         return len(cast("tuple[Any, ...]", value)) == 2
-    is_stored = isinstance(value, str) or is_source(value) or hasattr(type(value), "splits")
+    kind = cast("Any", type(value))
+    is_stored = isinstance(value, str) or is_source(value) or hasattr(kind, "splits")
     return is_stored or isinstance(value, Mapping) or is_frame(value) or is_dataset(value)
 
 
