@@ -87,6 +87,8 @@ class Blocking:
 def _inner(value: Any) -> Any:
     if isinstance(value, list):
         return [_inner(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _inner(item) for name, item in value.items()}
     return value.inner if type(value) is Blocking else value
 
 

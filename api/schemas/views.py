@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from api.http.answers import time_text
-from glasshouse.metric_direction import direction_of
+from glasshouse.metric_direction import direction_of, sources_of
 from models.jobs.needs import Need
 from models.tables import Command, Dataset, Job, Key, Probe
 
@@ -28,6 +28,7 @@ _LINKS = (
 def job_json(job: Job) -> dict[str, Any]:
     """Return a job, as in ``GET /jobs/{id}`` and in the stream's ``hello``."""
     path = f"{BASE}/jobs/{job.id}"
+    sources = sources_of(job.summary)
     shown: dict[str, Any] = {
         "id": job.id,
         "object": "job",
@@ -51,7 +52,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "ranks": ranks_of(job),
         "progress": job.progress,
         "summary": job.summary,
-        "directions": {name: way for name in job.summary if (way := direction_of(name))},
+        "directions": {name: way for name in job.summary if (way := direction_of(name, sources))},
         "probe_overhead": job.probe_overhead,
         "error": job.error,
         "last_seq": job.last_seq,

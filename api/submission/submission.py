@@ -170,8 +170,8 @@ def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) 
         several = not isinstance(spec.data.train, Source)
         for number, source in enumerate(spec.data.sources):
             sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
-        if spec.data.validation is not None:
-            sources["/data/validation/dataset"] = spec.data.validation.dataset
+        for place, source in spec.data.validations.items():
+            sources[f"/data/{place}/dataset"] = source.dataset
     elif isinstance(spec, InferJob) and spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
     init = spec.init if isinstance(spec, TrainJob) else None

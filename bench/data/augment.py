@@ -91,7 +91,7 @@ def compare(
         rows.augmenting = Augmenting.of(0, job.data.fields)
         rows.ahead = Prefetcher(workers)
         out = Outputs(directory, spool.append, spool.settle, spool.flush)
-        train(job, rows, None, control=turn, out=out)
+        train(job, rows, {}, control=turn, out=out)
         rows.close()
 
     # Batches are also made ahead in the other job's turn. In a long turn these are few.

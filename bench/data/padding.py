@@ -100,7 +100,7 @@ def measure(directory: Path, num_rows: int, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         for kind, job in jobs.items():
             started = time.perf_counter()
-            train(job, rows, None, control=Control(), out=Outputs(directory, lambda _record: None))
+            train(job, rows, {}, control=Control(), out=Outputs(directory, lambda _record: None))
             if number:  # the first round is a warm-up
                 spent[kind].append(time.perf_counter() - started)
     for kind in ("buckets", "tokens"):

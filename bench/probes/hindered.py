@@ -122,7 +122,7 @@ def disk(name: str, rounds: int) -> dict[str, Any]:
         control = Blocks(bench, kept, hinder, free)
         job = bench.job({"kinds": ALL, "every": EVERY, "want": ["full"]}, num_steps)
         try:
-            train(job, bench.rows, None, control=control, out=out)
+            train(job, bench.rows, {}, control=control, out=out)
         finally:
             os.kill(bench.consumer.pid, signal.SIGCONT)
             bench.close()

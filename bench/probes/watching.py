@@ -210,7 +210,7 @@ class Bench:
     def run(self, job: Any, control: Any) -> None:
         out = Outputs(self.directory, self.spool.append, self.spool.settle, self.spool.flush)
         out.ring = self.ring.name
-        train(job, self.rows, None, control=control, out=out)
+        train(job, self.rows, {}, control=control, out=out)
 
     def settled(self) -> float:
         """Wait until the consumer is idle; return its CPU time since the last call, seconds."""

@@ -86,7 +86,7 @@ def ours(options: dict[str, Any]) -> Block:
         rows = load(source, job.data.fields, table, seed=0, device=torch.device("cpu"))
         clock = Clock()
         out = Outputs(directory, spool.append, spool.settle, spool.flush)
-        train(job, rows, None, control=clock, out=out)
+        train(job, rows, {}, control=clock, out=out)
         first, last = clock.times[0][0], clock.times[steps - 1][0]
         return (last - first) * steps / (steps - 1)
 

@@ -162,7 +162,7 @@ def compare(rounds: int, num_steps: int, hand: ByHand, directory: Path) -> list[
     for number in range(rounds + 1):
         clock = Clock()
         out = Outputs(directory, spool.append, spool.settle, spool.flush)
-        train(job, rows, None, control=clock, out=out)
+        train(job, rows, {}, control=clock, out=out)
         first, last = clock.times[0], clock.times[num_steps - 1]
         theirs = hand.run(num_steps)
         if number:  # the first round is a warm-up

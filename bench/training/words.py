@@ -135,7 +135,7 @@ def ours(num_words: int, num_outputs: int, *, sparse: bool) -> None:
         rows = load(source, job.data.fields, table, seed=0, device=torch.device("cpu"))
         spool = SpoolWriter(directory / "spool")
         out = Outputs(directory, spool.append, spool.settle, spool.flush)
-        train(job, rows, None, control=Turns(), out=out)
+        train(job, rows, {}, control=Turns(), out=out)
 
 
 def by_hand(num_words: int, num_outputs: int) -> Block:

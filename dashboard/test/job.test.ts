@@ -22,6 +22,15 @@ test("a metric that only evaluations have is shown under its own name", () => {
   assert.deepEqual(grouped(["validation/f1"]), [{ key: "f1", title: "f1", names: ["validation/f1"] }]);
 });
 
+test("a metric of several validation sources is one chart", () => {
+  const names = ["loss", "validation/noisy/loss", "validation/clean/loss", "validation/clean/F1/3", "validation/noisy/F1/3"];
+  assert.deepEqual(grouped(names).map((one) => [one.key, one.names]), [
+    ["loss", ["loss", "validation/clean/loss", "validation/noisy/loss"]],
+    ["F1/3", ["validation/clean/F1/3", "validation/noisy/F1/3"]],
+  ]);
+  assert.deepEqual(grouped(["validation/loss", "validation/clean/loss"]).map((one) => one.key), ["loss", "clean/loss"]);
+});
+
 test("the spread of the processes is a chart for each part, and those of one process are none", () => {
   const groups = grouped(["system/ranks/data_min_s", "system/ranks/data_max_s", "system/ranks/data_median_s", "system/ranks/0/data_s", "system/ranks/slowest"]);
   assert.deepEqual(groups.map((one) => [one.title, one.names.length]), [["data time of the processes (s)", 3], ["rank of the slowest process", 1]]);

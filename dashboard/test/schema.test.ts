@@ -57,6 +57,16 @@ test("a graph is distinguished from a preset without a type, and a loss from a l
   assert.deepEqual(loss.variants.map(variantName), ["one", "several"]);
 });
 
+test("a validation source is distinguished from several by name", () => {
+  const { variants } = property("Data", "validation") as Variants;
+  assert.deepEqual(variants.map(variantName), ["one", "by name"]);
+  const chosen = (value: JsonObject) => variantName(variants[variantOf(variants, value)]!);
+  assert.equal(chosen({ dataset: "ds_1", split: "test" }), "one");
+  assert.equal(chosen({ datset: "ds_1" }), "one");
+  assert.equal(chosen({ clean: { dataset: "ds_1" }, noisy: {} }), "by name");
+  for (const one of variants) assert.equal(chosen(blank(one) as JsonObject), variantName(one));
+});
+
 test("an added field has only what is required", () => {
   assert.deepEqual(blank(group("MetricSpec")), { type: "", inputs: [] });
   assert.deepEqual(blank(group("Preset")), { type: "preset", preset: "cbow" });

@@ -21,7 +21,7 @@ from engine.learner.side_effects import untouched
 from engine.learner.tuning import Tuned
 from engine.losses.losses import Losses, loss_of
 from engine.metrics.metrics import wanted
-from engine.network.hidden_state import HiddenState, alone
+from engine.network.hidden_state import HiddenState
 from engine.network.network import Network
 from engine.network.own_layers.sync_batch_norm import SyncBatchNorm
 from engine.network.placement import Placement, backward_in_order
@@ -173,7 +173,7 @@ class Learner(NamedTuple):
         averages = contextlib.nullcontext() if self.averages is None else self.averages.applied()
         # torch gathers the parameters of a layer for both kinds of passes into the same memory
         gradients = torch.no_grad() if self.is_sharded else torch.inference_mode()
-        with averages, gradients, alone(self.hidden_state):
+        with averages, gradients:
             self.group.broadcast_tensors(self.network.buffers())
             self.share_copies()
             yield

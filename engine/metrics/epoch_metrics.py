@@ -55,6 +55,8 @@ class EpochMetrics:
         monitored = [item.metric for item in (early, scheduler, best) if item is not None]
         self._monitored = [name for name in monitored if name is not None]
         self._failed: dict[str, Exception] = {}
+        self._tensors: dict[str, Tensor] = {}
+        """Results of the newest evaluation that are not numbers."""
 
     def update(self, values: Mapping[str, Tensor]) -> None:
         """Add the network's outputs for a batch; a failing metric does not stop the others."""
@@ -65,31 +67,40 @@ class EpochMetrics:
                 except Exception as error:  # for example targets that its class does not take
                     self._failed[item.name] = error
 
-    def finish(self, step: int, group: Group = ALONE) -> dict[str, float]:
-        """Return the values of the evaluation by series; a non-scalar result becomes a file.
+    def finish(self, prefix: str, group: Group = ALONE) -> dict[str, float]:
+        """Return the values over the rows of one source, by series without the prefix.
 
-        A metric that could not be computed is NaN and is reported. ``group``: the processes that
-        have the rows together.
+        A metric that could not be computed is NaN and is reported. ``prefix``: of the source, from
+        `Data.validations`. ``group``: the processes that have the rows together.
         """
         if not group.is_alone:
             self._share_failures(group)
+        of = prefix.removeprefix("validation").removeprefix("/")
         series: dict[str, float] = {}
-        tensors: dict[str, Tensor] = {}
         for item in self._metrics:
             try:
                 if item.name in self._failed:
                     raise self._failed[item.name]
                 given = _given(item, group)
-                series |= {f"validation/{name}": float(part) for name, part in given.series.items()}
-                tensors |= given.tensors
+                series |= {name: float(part) for name, part in given.series.items()}
+                tensors = given.tensors.items()
+                self._tensors |= {f"{of}/{name}" if of else name: part for name, part in tensors}
             except Exception as error:
-                series |= self._without(item.name)
-                report_dropped(self._emit, f"metric {item.name} of the evaluation", error)
+                series |= self._without(prefix, item.name)
+                what = f"metric {item.name} of the evaluation{' of ' if of else ''}{of}"
+                report_dropped(self._emit, what, error)
             item.reset()
         self._failed.clear()
+        return series
+
+    def keep(self, step: int, group: Group = ALONE) -> None:
+        """Write the tensors of an evaluation, if there are any, to a file.
+
+        With several sources, their names begin with that of the source: ``clean/confusion``.
+        """
+        tensors, self._tensors = self._tensors, {}
         if tensors and group.is_first:
             self._artifacts.keep(step, lambda: tensors)
-        return series
 
     def _share_failures(self, group: Group) -> None:
         """Let a metric fail in all processes if it has failed in one."""
@@ -99,11 +110,11 @@ class EpochMetrics:
         for name, text in group.broadcast(everywhere).items():
             self._failed.setdefault(name, ValueError(text))
 
-    def _without(self, name: str) -> dict[str, float]:
+    def _without(self, prefix: str, name: str) -> dict[str, float]:
         """Return NaN for each series of a failed metric, so that its consumers get a value."""
-        own = f"validation/{name}"
-        found = [item for item in self._monitored if item == own or item.startswith(f"{own}/")]
-        return dict.fromkeys(found or [own], math.nan)
+        monitored = [item.removeprefix(f"{prefix}/") for item in self._monitored]
+        found = [item for item in monitored if item == name or item.startswith(f"{name}/")]
+        return dict.fromkeys(found or [name], math.nan)
 
 
 def _given(item: RunningMetric | RunningAccuracy, group: Group) -> Given:

@@ -54,7 +54,8 @@ def reported(job: TrainJob, series: Mapping[str, Sequence[str]]) -> list[str]:
         judged = [
             part for name, item in named if item.is_evaluated for part in series.get(name, [name])
         ]
-        found += [f"validation/{name}" for name in (*losses, *judged)]
+        prefixes = job.data.validations
+        found += [f"{prefix}/{name}" for prefix in prefixes for name in (*losses, *judged)]
     return found
 
 

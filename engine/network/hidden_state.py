@@ -104,8 +104,8 @@ def check_stateful(spec: TrainJob, findings: Findings) -> None:
         findings.problem("/data/bucket_by_length", detail, "stateful")
     named = [("train", data.train)] if isinstance(data.train, Source) else []
     named += [(f"train/{number}", item) for number, item in enumerate(data.sources) if not named]
-    for name, source in (*named, ("validation", data.validation)):
-        if source is not None and source.fraction is not None:
+    for name, source in (*named, *data.validations.items()):
+        if source.fraction is not None:
             detail = "a fraction is taken in an order of its own, and a stateful layer needs the"
             detail += " stored one: make splits of the dataset instead"
             findings.problem(f"/data/{name}/fraction", detail, "stateful")

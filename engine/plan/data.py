@@ -180,7 +180,7 @@ def encoded(
 
     Args:
         fields: of the job.
-        metas: of the training data and, if there is any, the validation data.
+        metas: of the training data and of all validation data.
         trained_by: the job whose weights this one begins with; its classes are kept.
         findings: receives the problems.
     """
@@ -310,19 +310,21 @@ def limited(
 
 def check_validation(data: Data, datasets: Metas, findings: Findings) -> None:
     """Check that validation rows match training rows; ``data`` has its fields' sizes."""
-    source = data.validation
-    if source is None:
-        return
-    meta = meta_of(source, datasets, "/data/validation", findings)
-    if source.dataset == data.whole.dataset:
-        return
-    shapes = field_shapes(data.fields, meta, findings)
     train = field_shapes(data.fields, datasets[data.whole.dataset], Findings())
-    for name, shape in shapes.items():
-        if name in train and _of_any_length(shape) != _of_any_length(train[name]):
-            detail = f"field {name!r} has rows of shape {list(shape.shape)} for validation and"
-            detail += f" {list(train[name].shape)} for training"
-            findings.problem(f"{FIELDS}/{name}", detail, "shape")
+    for place, source in data.validations.items():
+        meta = meta_of(source, datasets, f"/data/{place}", findings)
+        if source.dataset == data.whole.dataset:
+            continue
+        own = Findings()
+        shapes = field_shapes(data.fields, meta, own)
+        for item in own.problems:
+            where = f"in the rows of {place}, " if "/" in place else ""
+            findings.problem(item.pointer, f"{where}{item.detail}", item.code)
+        for name, shape in shapes.items():
+            if name in train and _of_any_length(shape) != _of_any_length(train[name]):
+                detail = f"field {name!r} has rows of shape {list(shape.shape)} for {place} and"
+                detail += f" {list(train[name].shape)} for training"
+                findings.problem(f"{FIELDS}/{name}", detail, "shape")
 
 
 def _of_any_length(shape: FieldShape) -> FieldShape:

@@ -73,7 +73,7 @@ def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
 def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the bytes of a training job's rows, including those of evaluations."""
     data = spec.global_data
-    sources = [data.whole, *([data.validation] if data.validation else [])]
+    sources = [data.whole, *data.validations.values()]
     metas = [(source, datasets[source.dataset]) for source in sources]
     if data.shuffle.buffer_size is None:
         normal = data.normalize

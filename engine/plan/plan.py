@@ -64,6 +64,7 @@ from glasshouse.spec import (
 from glasshouse.spec.pipeline import check_pipeline
 from glasshouse.spec.probes import MAX_FULL_BYTES
 from glasshouse.spec.strict import WrongAt
+from glasshouse.suggestions import did_you_mean
 
 
 def plan(spec: AnyJob, datasets: Metas, trained_by: Trained | None = None) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def _sized(
     datasets = plan_data.seen_as_windows(datasets, data.windows, data.whole, known)
     fields = plan_data.as_begun(data.fields, trained_by)
     meta = plan_data.meta_of(data.whole, datasets, "/data/train", findings)
-    judged = [] if data.validation is None else [datasets.get(data.validation.dataset, meta)]
+    judged = [datasets.get(source.dataset, meta) for source in data.validations.values()]
     fields = plan_data.encoded(fields, [meta, *judged], trained_by, findings)
     findings.stop()
     shapes = plan_data.field_shapes(fields, meta, findings, data.whole)
@@ -302,14 +303,30 @@ def _check_metrics(
     """Check the metrics; return the series of each that torchmetrics computes, by its name."""
     _check_accuracies(spec, shapes, traced, findings)
     findings.stop()
-    judged = spec.data.validation or spec.data.whole
-    num_rows = data_memory.rows_of(judged, datasets[judged.dataset])
-    if spec.data.validation is not None and num_rows < spec.num_shares:
-        detail = f"{num_rows} rows cannot be shared by {spec.processes} processes: give at least"
-        findings.problem("/data/validation", f"{detail} a row for each", "too_few_rows")
-    series = epoch_metrics.check(spec, traced, shapes, num_rows, findings)
+    num_rows: list[int] = []
+    for place, source in spec.data.validations.items():
+        num_rows.append(data_memory.rows_of(source, datasets[source.dataset]))
+        if num_rows[-1] < spec.num_shares:
+            detail = f"{num_rows[-1]} rows cannot be shared by {spec.processes} processes: give at"
+            detail += " least a row for each"
+            findings.problem(f"/data/{place}", detail, "too_few_rows")
+    whole = spec.data.whole
+    most = max(num_rows, default=data_memory.rows_of(whole, datasets[whole.dataset]))
+    series = epoch_metrics.check(spec, traced, shapes, most, findings)
+    _check_source_names(spec, findings)
     findings.stop()
     return series
+
+
+def _check_source_names(spec: TrainJob, findings: Findings) -> None:
+    """Refuse sources that are named like a metric: ``validation/accuracy/…`` would be either."""
+    named = zip(metric_names(spec.metrics), spec.metrics, strict=True)
+    metrics = {name.partition("/")[0] for name, metric in named if metric.is_evaluated}
+    for place in spec.data.validations:
+        _, _, name = place.partition("/")
+        if name in metrics:
+            detail = f"{name!r} is also the name of a metric, whose series could be read as those"
+            findings.problem(f"/data/{place}", f"{detail} of a source: choose another name", "name")
 
 
 def _check_accuracies(
@@ -424,9 +441,8 @@ def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> N
     best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
     if best is not None and best.metric not in known:
         detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
-        findings.problem(
-            "/checkpoint/keep_best/metric", f"{detail} {', '.join(known)}", "unknown_metric"
-        )
+        detail += f" {', '.join(known)}{did_you_mean(best.metric, known)}"
+        findings.problem("/checkpoint/keep_best/metric", detail, "unknown_metric")
     judges = {
         "/stop/early/metric": None if early is None else early.metric,
         "/scheduler/metric": None if scheduler is None else scheduler.metric,
@@ -435,6 +451,7 @@ def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> N
     for pointer, metric in judges.items():
         if metric is not None and metric not in known:
             detail = f"evaluations give no {metric!r}; they give: {', '.join(known)}"
+            detail += did_you_mean(metric, known)
             findings.problem(pointer, detail, "unknown_metric")
 
 

@@ -221,8 +221,7 @@ class Assignment:
 
     def gathering(self, spec: TrainJob, control: RunControl, out: Outputs) -> Gathering:
         """Return what creates the rows of a training job."""
-        judged = spec.data.validation
-        sources = [*spec.data.sources, *([judged] if judged else [])]
+        sources = [*spec.data.sources, *spec.data.validations.values()]
         tables = {source.dataset: self.table(source.dataset) for source in sources}
         first = 0 if self.resume is None else self.resume[1]
         return Gathering(spec, tables, self.device, control, out, first)
@@ -277,11 +276,12 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     start = _start(job, spec)
     known = None if start is None else start.prepared(spec.data)
     gathering = job.gathering(spec, control, out)
-    training = judged = None
+    training: Rows | None = None
+    judged: dict[str, Rows] = {}
     try:
         training = gathering.training(known)
-        if spec.data.validation and spec.evaluate:
-            judged = gathering.judging(spec.data.validation, training.prepared)
+        for prefix, source in spec.data.validations.items() if spec.evaluate else ():
+            judged[prefix] = gathering.judging(source, training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
         return train(
             spec,
@@ -298,7 +298,7 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     except EndedEarly:
         return End(control.ends_as)
     finally:
-        for rows in (training, judged):
+        for rows in (training, *judged.values()):
             if rows is not None:
                 rows.close()
 

@@ -3,6 +3,7 @@
 Steps are 0-based and count optimizer updates.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ class End(NamedTuple):
 def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens; the loop)
     job: TrainJob,
     rows: Rows,
-    validation: Rows | None,
+    validation: Mapping[str, Rows],
     *,
     control: RunControl,
     out: Outputs,
@@ -61,6 +62,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
 ) -> End:
     """Train a network until the end of its spec or until a stop is requested.
 
+    ``validation``: the rows of evaluations, by the prefix of their series (`Data.validations`).
     ``watched`` are the probes from the first step on; None: those of the spec. ``work``: the
     operations of a row and the peak of the devices, if known. ``start`` is the checkpoint to begin
     with. ``parts``: run each batch in this many micro-batches; the step is the same as with the

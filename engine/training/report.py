@@ -77,14 +77,17 @@ class Reporter:
         self,
         job: TrainJob,
         learner: Learner,
-        validation: Rows | None,
+        validation: Mapping[str, Rows],
         probes: Probes,
         out: Outputs,
         timing: Timing,
         schedule: Schedule,
         decisions: Decisions | None = None,
     ) -> None:
-        """``decisions``: with several processes, what they exchange at each step."""
+        """``validation``: the rows of evaluations, by the prefix of their series.
+
+        ``decisions``: with several processes, what they exchange at each step.
+        """
         self._decisions = decisions
         self._group = learner.group
         self._job = job
@@ -106,7 +109,8 @@ class Reporter:
         self._started = time.monotonic()
         self._before_s = 0.0
         self._reported = (self._started, 0)
-        self._samples = Samples(job, validation, out.directory, out.emit)
+        first = next(iter(validation.values()), None)
+        self._samples = Samples(job, first, out.directory, out.emit)
         self.derived = Derived(
             learner.network,
             job.metrics,
@@ -300,22 +304,31 @@ class Reporter:
         )
 
     def evaluate(self, step: int, epoch: int) -> dict[str, float]:
-        """Evaluate the validation rows, if there are any; report and return the metrics."""
+        """Evaluate the validation rows, if there are any; report and return the metrics.
+
+        Probes and samples see the rows of the first source.
+        """
         self._evaluated = step
-        if self._validation is None:
+        if not self._validation:
             return {}
         self._out.flush()
         learner = self._learner
         watched = self._probes.evaluate(step)
+        figures: dict[str, float] = {}
         with learner.judged():
-            figures = evaluate(
-                learner,
-                self._validation,
-                batch_size=self._schedule.pass_size,
-                watched=watched,
-                metrics=self._epoch_metrics,
-            )
-            figures |= self._epoch_metrics.finish(step, self._group)
+            for prefix, rows in self._validation.items():
+                with alone(learner.hidden_state):
+                    found = evaluate(
+                        learner,
+                        rows,
+                        batch_size=self._schedule.pass_size,
+                        watched=watched,
+                        metrics=self._epoch_metrics,
+                    )
+                found |= self._epoch_metrics.finish(prefix, self._group)
+                figures |= {f"{prefix}/{name}": value for name, value in found.items()}
+                watched = Unwatched()
+            self._epoch_metrics.keep(step, self._group)
             if self._group.is_first:
                 self.saver.judge(figures, step + 1)
             self._readback.drain()
@@ -454,8 +467,7 @@ def evaluate(
     if sums is None and learner.pipeline is not None:  # another process has the losses
         zeros = torch.zeros(len(loss_fn.terms), dtype=torch.float64, device=rows.device)
         sums = LossSums(zeros, zeros)
-    figures = {} if sums is None else loss_fn.figures(sums.over(group))
-    return {f"validation/{name}": value for name, value in figures.items()}
+    return {} if sums is None else loss_fn.figures(sums.over(group))
 
 
 def own_batches(

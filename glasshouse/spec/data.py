@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
+from pydantic import AfterValidator, Discriminator, PositiveInt, Tag, model_validator
 from pydantic import Field as Constraint
-from pydantic import PositiveInt, model_validator
 
 from glasshouse.spec.augmentation import Augment
 from glasshouse.spec.preprocessing import (
@@ -66,6 +66,46 @@ Sources = Source | Annotated[tuple[Source, ...], Constraint(min_length=1, max_le
 """Rows of one dataset, or of several, concatenated."""
 
 
+def _kind_of_validation(value: Any) -> str:
+    """Which member of `Validation` a value is: in a map of sources, a value is an object.
+
+    So an unknown field of a mistyped source is reported as such, and not as a source.
+    """
+    if isinstance(value, Mapping) and not isinstance(value.get("dataset"), str):  # pyright: ignore
+        held = cast("Mapping[str, Any]", value).values()
+        if any(isinstance(item, Mapping | Source) for item in held):
+            return _MAP
+    return _ONE
+
+
+_ONE, _MAP = "one source", "sources by name"
+"""The members of `Validation`. These texts are no names of sources."""
+
+
+def _check_names(named: dict[str, Source]) -> dict[str, Source]:
+    """Reject names that are read as something else."""
+    for name in named:
+        reason = f"{name!r} is a field of a source" if name in Source.model_fields else None
+        if name == "loss":
+            reason = "'loss' names the series validation/loss"
+        if reason is not None:
+            raise WrongAt(name, detail=f"{reason}, and cannot name one: choose another name")
+    return named
+
+
+Validation = Annotated[
+    Annotated[Source, Tag(_ONE)]
+    | Annotated[
+        dict[Name, Source],
+        Constraint(min_length=1, max_length=20),
+        AfterValidator(_check_names),
+        Tag(_MAP),
+    ],
+    Discriminator(_kind_of_validation),
+]
+"""Rows for evaluations: of one source, or of several with names."""
+
+
 def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parts of a job spec in JSON that name a dataset."""
     data = spec.get("data")
@@ -74,9 +114,12 @@ def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = cast("dict[str, Any]", data)
     train = found.get("train")
     several = cast("list[Any]", train) if isinstance(train, list) else [train]
+    held = found.get("validation")
+    is_map = _kind_of_validation(held) == _MAP
+    validations = cast("dict[str, Any]", held).values() if is_map else (held,)
     return [
         cast("dict[str, Any]", part)
-        for part in (found, *several, found.get("validation"))
+        for part in (found, *several, *validations)
         if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
     ]
 
@@ -317,8 +360,11 @@ class Data(Spec):
     """How the shuffle pool is filled from several sources. Requires ``shuffle.buffer_size``.
     ``random``: from all sources at once. ``sequential``: from one source after the other. Default:
     ``random``."""
-    validation: Source | None = None
-    """The rows for evaluations. They are not used for training."""
+    validation: Validation | None = None
+    """The rows for evaluations. They are not used for training. One source, whose series are
+    ``validation/loss``, ``validation/accuracy`` and so on; or an object of several by name, whose
+    series are ``validation/<name>/loss`` and so on. Example: ``{"clean": {"dataset": "digits",
+    "split": "test"}}``."""
     fields: dict[Name, Field] = Constraint(min_length=1, max_length=1000)
     """The inputs and targets of the network, by name. Example: ``{"label": {"type": "integer",
     "dim": 10}}``."""
@@ -365,6 +411,20 @@ class Data(Spec):
     def whole(self) -> Source:
         """The first source; the only one after several were joined."""
         return self.sources[0]
+
+    @property
+    def validations(self) -> dict[str, Source]:
+        """The sources of evaluations, in order, by the prefix of their series.
+
+        The prefix is also the path of the source in ``data``: ``validation`` for one source, else
+        ``validation/<name>``. Empty: there are no evaluations.
+        """
+        held = self.validation
+        if held is None:
+            return {}
+        if isinstance(held, Source):
+            return {"validation": held}
+        return {f"validation/{name}": source for name, source in held.items()}
 
     @model_validator(mode="after")
     def _check_batch_size(self) -> Self:

@@ -313,7 +313,8 @@ class TrainJob(_Job):
         early = self.stop.early
         if early is not None:
             return KeepBest(metric=early.metric, mode=early.mode)
-        return KeepBest(metric="validation/loss", mode="min")
+        first = next(iter(self.data.validations))
+        return KeepBest(metric=f"{first}/loss", mode="min")
 
     @model_validator(mode="after")
     def _check_across(self) -> Self:

@@ -22,8 +22,9 @@ from glasshouse.spec.strict import (
     check_exactly_one,
 )
 
-EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,190}$")]
-"""The name of an evaluation metric: ``validation/loss``, ``validation/accuracy``."""
+EvaluationMetric = Annotated[str, Constraint(pattern=r"^validation/.{1,280}$")]
+"""The name of an evaluation metric: ``validation/loss``, ``validation/accuracy``; with several
+sources ``validation/clean/loss``."""
 
 
 class Init(Spec):
@@ -239,10 +240,11 @@ class Stop(Spec):
 class Evaluate(Spec):
     """When to evaluate the validation data. Set exactly one of the two intervals.
 
-    The end of training is always evaluated. ``validation/loss`` does not depend on
-    ``data.batch_size``: it is the loss of all rows as one batch. It is the sum of the batches'
-    numerators divided by the sum of the denominators of torch's mean (rows, sequence steps without
-    padding, or the weights of the targets that are not ignored).
+    Each evaluation reads all sources of ``data.validation``, in order. The end of training is
+    always evaluated. ``validation/loss`` does not depend on ``data.batch_size``: it is the loss of
+    all rows as one batch. It is the sum of the batches' numerators divided by the sum of the
+    denominators of torch's mean (rows, sequence steps without padding, or the weights of the
+    targets that are not ignored).
     """
 
     every_epochs: PositiveInt | None = None
@@ -251,8 +253,8 @@ class Evaluate(Spec):
     """Interval in steps. Example: ``500``."""
     samples: int = Constraint(default=0, ge=0, le=1000)
     """Number of validation rows whose outputs and targets each evaluation stores, as the artifact
-    ``samples-<step>.safetensors``. The rows are evenly spaced and the same in every evaluation.
-    Example: ``8``."""
+    ``samples-<step>.safetensors``. The rows are evenly spaced and the same in every evaluation. Of
+    several sources, they are rows of the first. Example: ``8``."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -263,7 +265,7 @@ class Evaluate(Spec):
 class KeepBest(Spec):
     """Keeps the checkpoints with the best values of a metric."""
 
-    metric: str = Constraint(min_length=1, max_length=200)
+    metric: str = Constraint(min_length=1, max_length=300)
     """A metric of the job; a checkpoint is ranked by the newest value when it was saved. Example:
     ``"validation/accuracy"``."""
     mode: Literal["min", "max"]
@@ -292,8 +294,8 @@ class Checkpoint(Spec):
     """Number of newest checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_best: KeepBest | None = None
     """Which checkpoints to keep in addition to the last ones. Default: the best one by the metric
-    of ``stop.early``, else by the lowest ``validation/loss``; without evaluations, none. null: keep
-    only the last ones."""
+    of ``stop.early``, else by the lowest ``validation/loss``, of several sources that of the first;
+    without evaluations, none. null: keep only the last ones."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

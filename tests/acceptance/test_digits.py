@@ -20,6 +20,8 @@ from tests.acceptance.specs import FIELDS, digits_example
 
 KINDS = ["output", "output_grad", "param", "param_grad"]
 WATCHED = ["conv1", "relu1", "pool1", "flat", "drop", "fc"]
+METRICS = ("loss", "accuracy")
+LINEAR = {"name": "fc", "type": "Linear", "args": {"out_features": 10}}
 SEED, NUM_EPOCHS, BATCH_SIZE, NUM_THREADS = 7, 3, 100, 1
 
 
@@ -62,6 +64,39 @@ def test_it_learns_to_read_digits(watched: Watched):
     loss = watched.job.metrics("loss")
     assert loss.steps.tolist() == list(range(8 * 41))
     assert loss.values[:20].mean() > 4 * loss.values[-20:].mean()
+
+
+def test_each_validation_source_has_its_series(client: gh.Client, digits: str):
+    """A stored split and an uploaded one; the accuracies are those of inferences."""
+    pixels, labels = load_digits(return_X_y=True)
+    noise = np.random.default_rng(0).uniform(0, 1, (200, 1, 8, 8))
+    images = np.float32(0.4 * pixels[-200:].reshape(-1, 1, 8, 8) / 16 + 0.6 * noise)
+    job = client.train(
+        [{"name": "flat", "type": "Flatten"}, LINEAR],
+        digits,
+        validation={"clean": "test", "noisy": {"image": images, "label": labels[-200:]}},
+        epochs=3,
+        devices={"type": "cpu", "threads": 1},
+        seed=1,
+    ).wait(timeout=200)
+    named = {f"validation/{source}/{name}" for source in ("clean", "noisy") for name in METRICS}
+    last = {name: one["last"] for name, one in job.metrics().items() if "validation" in name}
+    assert {*last} == named
+    inferred = {
+        "clean": client.infer(job, data={"dataset": digits, "split": "test"}, fields=["id"])["fc"],
+        "noisy": client.infer(job, {"image": images}, fields=["id"])["fc"],
+    }
+    rows = client.datasets.rows(digits, "test", limit=250)
+    truth = {"clean": [row["label"] for row in rows], "noisy": labels[-200:]}
+    for source, classes in inferred.items():
+        accuracy = last[f"validation/{source}/accuracy"]
+        assert accuracy == pytest.approx((classes == truth[source]).mean())
+    assert last["validation/clean/accuracy"] > last["validation/noisy/accuracy"] + 0.05
+    ways = {name: way for name, way in job.refresh().data["directions"].items() if name in named}
+    assert ways == {name: "min" if name.endswith("loss") else "max" for name in named}
+    best = [one for one in job.checkpoints() if one.best]
+    assert [one.reason for one in best] == ["lowest validation/clean/loss"]
+    assert job.best_checkpoint("validation/clean/loss").id == best[0].id
 
 
 def test_every_probe_has_its_statistics_on_the_steps_it_asked_for(watched: Watched):

@@ -82,6 +82,31 @@ def test_the_table_of_a_chart_has_the_numbers_of_the_api(
     expect(marks).to_contain_text("attempt 1")
 
 
+def test_the_metrics_of_several_validation_sources_share_a_chart(
+    page: Page, client: gh.Client, http: httpx2.Client, digits: str
+):
+    changed = spec(digits, "two sources", stop={"steps": 80})
+    train = changed["data"]["train"]
+    changed["data"]["validation"] = {"seen": train, "other": {**train, "split": "test"}}
+    job = client.jobs.create(changed).wait(timeout=120)
+    names = ["loss", "validation/other/loss", "validation/seen/loss"]
+    expected = http.get(f"/jobs/{job.id}/metrics/query", params={"name": names}).json()
+    page.goto(f"/jobs/{job.id}")
+    shown = table_of(chart(page, "loss"))
+    for name in names:
+        values = [None if row[name] is None else float(str(row[name])) for row in shown]
+        assert values == expected["values"][name]
+    page.goto("/jobs")
+    best = http.get(f"/jobs/{job.id}").json()["summary"]["validation/seen/accuracy"]["max"]
+    row = page.locator(f"tr[data-job={job.id}]")
+    expect(row).to_contain_text(f"seen/accuracy {best:.4g}")
+    page.goto(f"/submit?from={job.id}")
+    validation = page.locator("[id='at/data/validation']").locator("select").first
+    expect(validation.locator("option:checked")).to_have_text("by name")
+    sources = page.locator("[id='at/data/validation']").get_by_label("name", exact=True)
+    assert [sources.nth(place).input_value() for place in range(2)] == ["seen", "other"]
+
+
 def test_a_chart_has_a_description_and_best_values_are_shown(
     page: Page, ended: gh.Job, http: httpx2.Client
 ):

@@ -119,15 +119,20 @@ function later(made: Record<string, unknown>, name: string, make: () => unknown)
   Object.defineProperty(made, name, { enumerable: true, get: () => (kept ??= make()) });
 }
 
-/** The variant of a value; 0 if none fits. */
+/** The variant of a value: the first that fits with all that it requires, else that fits; 0 if none does. */
 export function variantOf(variants: Field[], value: Json | undefined): number {
-  return Math.max(0, variants.findIndex((one) => fits(one, value)));
+  const whole = variants.findIndex((one) => fits(one, value) && isWhole(one, value));
+  return whole >= 0 ? whole : Math.max(0, variants.findIndex((one) => fits(one, value)));
+}
+
+function isWhole(field: Field, value: Json | undefined): boolean {
+  return field.kind !== "group" || (isObject(value) && field.properties.every((one) => !one.required || one.name in value));
 }
 
 function fits(field: Field, value: Json | undefined): boolean {
   switch (field.kind) {
     case "group": return isObject(value) && field.properties.every(({ name, field: inner }) => agrees(inner, value[name]));
-    case "map": return isObject(value);
+    case "map": return isObject(value) && Object.values(value).every((one) => fits(field.item, one));
     case "list":
     case "plain list": return Array.isArray(value);
     case "choice": return field.options.some((one) => same(one, value));

@@ -302,8 +302,9 @@ function free(names: string[]): string {
 function Variants({ field, pointer, label, required }: Of<"variants">) {
   const form = useForm();
   const value = getAt(form.value, pointer);
-  const at = variantOf(field.variants, value);
-  const chosen = field.variants[at]!;
+  const isUnset = !required && (value === undefined || value === null);
+  const at = isUnset ? -1 : variantOf(field.variants, value);
+  const chosen = field.variants[at];
   const choose = (index: number) => form.set(pointer, index < 0 ? undefined : converted(field.variants[index]!, value));
   const id = useId();
   return (
@@ -313,7 +314,7 @@ function Variants({ field, pointer, label, required }: Of<"variants">) {
         {!required && <option value={-1}>–</option>}
         {field.variants.map((one, index) => <option key={index} value={index}>{variantName(one)}</option>)}
       </select>
-      <Edit field={chosen} pointer={pointer} label={label} required />
+      {chosen && <Edit field={chosen} pointer={pointer} label={label} required />}
     </div>
   );
 }
@@ -321,6 +322,7 @@ function Variants({ field, pointer, label, required }: Of<"variants">) {
 /** As much of a value as the other variant accepts. */
 function converted(to: Field, value: Json | undefined): Json {
   if ((to.kind === "list" || to.kind === "plain list") && isObject(value)) return [value];
+  if (to.kind === "map" && isObject(value)) return { [free([])]: value };
   const one = Array.isArray(value) ? value[0] : value;
   if (to.kind !== "group" || !isObject(one)) return blank(to);
   const kept = Object.entries(one).filter(([name]) => name !== "type" && to.properties.some((property) => property.name === name));

@@ -190,10 +190,11 @@ def check_phase(job: TrainJob, number: int, findings: Findings) -> None:
         detail = "the job has no evaluations to look at: give it evaluate and data.validation"
         findings.problem(f"{pointer}/phase", detail, "no_evaluations")
     names = [layer.name for layer in job.network.layers]
+    first = next(iter(job.data.validations), "validation")
     for position, glob in enumerate(probe.layers):
         if glob.startswith(LOSS) and not any(fnmatchcase(name, glob) for name in names):
             detail = "the loss of an evaluation is over all its batches: it is the metric"
-            findings.problem(f"{pointer}/layers/{position}", f"{detail} validation/loss", "no_kind")
+            findings.problem(f"{pointer}/layers/{position}", f"{detail} {first}/loss", "no_kind")
     for position, kind in enumerate(probe.kinds):
         if kind not in _OF_EVALUATIONS:
             detail = f"an evaluation computes no gradient and no update, so it has no {kind};"

@@ -54,7 +54,8 @@ def submit(
         typer.Option(
             "--data",
             metavar="SPLIT=SOURCE",
-            help="A file to upload, a dataset id or name, or digits.",
+            help="A file to upload, a dataset id or name, or digits. SPLIT is train, validation or "
+            "validation/NAME.",
         ),
     ] = None,
     device: OnDevice = None,
@@ -225,12 +226,14 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
 
     for text in sources:
         part, found, source = text.partition("=")
-        if not found or not source:
+        if not found or not source or part.endswith("/"):
             raise ValueError(f"--data {text!r} is not of the form train=rows.csv")
         dataset = dataset_of(source)
-        split = part if part in dataset.splits else next(iter(dataset.splits), "all")
+        first, _, name = part.partition("/")
+        split = first if first in dataset.splits else next(iter(dataset.splits), "all")
         data = spec.setdefault("data", {})
-        rows = data if spec.get("kind") == "infer" else data.setdefault(part, {})
+        rows = data if spec.get("kind") == "infer" else data.setdefault(first, {})
+        rows = rows.setdefault(name, {}) if name else rows
         rows |= {"dataset": dataset.id, "split": split}
     for rows in sources_in(spec):
         if not rows["dataset"].startswith("ds_"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from glasshouse import jsonio
 from glasshouse.cli.terminal.output import figure
-from glasshouse.metric_direction import direction_of
+from glasshouse.metric_direction import direction_of, sources_of
 
 
 def age(created_at: str, now: datetime | None = None) -> str:
@@ -38,9 +38,11 @@ def best(summary: Mapping[str, Any]) -> str | None:
     The same as in the job list of the dashboard. Without evaluations: the lowest training loss.
     """
     judged = [name for name in summary if name.startswith("validation/")]
-    name = next((one for one in judged if one != "validation/loss"), None)
+    sources = sources_of(judged)
+    losses = {"validation/loss", *(f"validation/{source}/loss" for source in sources)}
+    name = next((one for one in judged if one not in losses), None)
     if name is not None:
-        reached = summary[name].get(direction_of(name) or "max")
+        reached = summary[name].get(direction_of(name, sources) or "max")
         return f"{name.removeprefix('validation/')} {figure(reached)}"
     name = judged[0] if judged else "loss"
     value = jsonio.number(summary.get(name, {}).get("min"))

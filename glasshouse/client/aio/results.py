@@ -10,7 +10,8 @@ from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.data.statistics import Phase, Step
 from glasshouse.client.data.tensors import Array, read_outputs, read_tensors
 from glasshouse.errors import APIError, JobCancelled, JobFailed, NotFoundError
-from glasshouse.metric_direction import direction_of
+from glasshouse.metric_direction import direction_of, sources_of
+from glasshouse.suggestions import did_you_mean
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled"})
 OUTPUTS = tuple(f"outputs.{kind}" for kind in ("safetensors", "npz", "jsonl", "csv", "parquet"))
@@ -208,7 +209,8 @@ class AsyncResults(AsyncRecord):
         """Return the complete checkpoint with the best value of a metric.
 
         Args:
-            metric: the name of the metric.
+            metric: the name of the metric; with several validation sources for example
+                ``validation/clean/loss``.
             mode: ``min`` if lower is better, ``max`` if higher is better. Default: inferred from
                 the metric's name: ``min`` for a loss or an error, ``max`` for an accuracy or a
                 score.
@@ -217,20 +219,23 @@ class AsyncResults(AsyncRecord):
             ValueError: ``mode`` is unset and cannot be inferred from the metric's name.
             APIError: no checkpoint has a finite value of this metric.
         """
-        mode = mode or direction_of(metric)
+        saved = await self.checkpoints()
+        known = {name for one in saved for name in one.metrics}
+        mode = mode or direction_of(metric, sources_of(known))
         if mode is None:
             detail = f"mode cannot be inferred from the metric name {metric!r}"
             raise ValueError(f"{detail}: set mode='min' or mode='max'")
         best: tuple[float, AsyncCheckpoint] | None = None
         sign = 1 if mode == "min" else -1
-        for one in await self.checkpoints():
+        for one in saved:
             value = one.metrics.get(metric)
             if not isinstance(value, (int, float)):  # missing, NaN or Inf
                 continue
             if best is None or sign * value < best[0]:
                 best = sign * value, one
         if best is None:
-            raise APIError(f"{self.id} has no checkpoint with a value of {metric}")
+            near = did_you_mean(metric, sorted(known - {metric}))
+            raise APIError(f"{self.id} has no checkpoint with a value of {metric}{near}")
         return best[1]
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:

@@ -1,12 +1,20 @@
 """The implementation of `AsyncClient.train`: upload data and weights, then build the spec."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from glasshouse.client.aio.records import AsyncDataset
 from glasshouse.client.aio.resources import AsyncCheckpoints, AsyncDatasets
 from glasshouse.client.aio.running import in_thread
-from glasshouse.client.data.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.data.arrays import (
+    Split,
+    Splits,
+    derive_fields,
+    is_arrays,
+    is_ragged,
+    read_splits,
+)
 from glasshouse.client.data.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.modules.weight_names import with_rates
@@ -17,6 +25,8 @@ from glasshouse.client.training.sources import (
     first_split,
     for_all,
     has_uncounted,
+    is_source,
+    named_validations,
     sources,
     with_shapes,
 )
@@ -51,7 +61,7 @@ class AsyncTrainer:
         taken = accept(network, data, options)
         options = taken.options
         check_options(network, options)
-        described = await self._data(taken.data, arguments_of(network), options)
+        described = await self._described(taken.data, arguments_of(network), options)
         if is_module(network):
             traced, begin = await self._upload_module(network, described, options)
             network = with_rates(traced.graph, traced.weights, taken.rates)
@@ -79,14 +89,60 @@ class AsyncTrainer:
         )
         return traced, {"checkpoint": checkpoint.id}
 
+    async def _described(
+        self, data: Any, arguments: Sequence[str], options: TrainOptions
+    ) -> Document:
+        """``data`` of the spec, with its validation sources."""
+        validation = options.get("validation")
+        named = named_validations(validation)
+        if not named and not is_source(validation):
+            return await self._data(data, arguments, options)
+        rest = cast("TrainOptions", {**options, "validation": None})
+        described = await self._data(data, arguments, rest)
+        is_stored = isinstance(data, (str, AsyncDataset)) or _is_several(data)
+        if "validation" in described and not is_stored:
+            raise ValueError("data already has validation rows: remove validation")
+        if not named:
+            return {**described, "validation": as_document(validation)}
+        sources: Document = {}
+        infers = "fields" not in options and (is_stored or _is_in_memory(data))
+        for name, rows in named.items():
+            if isinstance(rows, (str, AsyncDataset)) or is_source(rows):
+                sources[name] = await self._source(name, rows, described["train"])
+                continue
+            split = await in_thread(partial(_split_of, rows, arguments, options))
+            if infers:
+                own = derive_fields({"train": split}, arguments, options.get("label"))
+                described = {**described, "fields": for_all([described, {"fields": own}])}
+            dataset = await self._datasets.upload(
+                {"train": split}, name=options.get("name"), reuse=True
+            )
+            sources[name] = {"dataset": dataset.id, "split": first_split(dataset, "train")}
+        return {**described, "validation": sources}
+
+    async def _source(self, name: str, rows: Any, train: Any) -> Document:
+        """A named validation source that is stored; ``train``: that of the training rows."""
+        if isinstance(rows, AsyncDataset):
+            dataset = await rows.wait()
+            return {"dataset": dataset.id, "split": first_split(dataset, "validation")}
+        if not isinstance(rows, str):
+            return as_document(rows)
+        if isinstance(train, list):
+            detail = f"validation: {name!r} is the split {rows!r} of one of several datasets"
+            raise ValueError(f"{detail}: pass {{'dataset': …, 'split': {rows!r}}}")
+        return {"dataset": train["dataset"], "split": rows}
+
     async def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
         if _is_several(data):
             return await self._several(data, arguments, options)
-        if is_frame(data) or is_dataset(data) or is_arrays(data):
+        if _is_in_memory(data):
             return await self._uploaded(data, arguments, options)
         if isinstance(data, (str, AsyncDataset)):
             return await self._stored(data, arguments, options)
         described = as_document(data)
+        if options.get("validation") is not None:
+            detail = "validation: data describes the rows already: set data['validation']"
+            raise TypeError(f"{detail}, or pass sources by name: {{'held_out': (x, y)}}")
         if "fields" in options:
             described = {**described, "fields": as_document(options["fields"])}
         if "fields" not in described:
@@ -97,6 +153,9 @@ class AsyncTrainer:
         self, data: str | AsyncDataset, arguments: Sequence[str], options: TrainOptions
     ) -> Document:
         """``data`` of the spec for a dataset of the service."""
+        if not isinstance(options.get("validation"), (float, str, type(None))):
+            detail = "validation: the training data is a stored dataset: pass the name of a split,"
+            raise TypeError(f"{detail} a fraction, or sources by name: {{'held_out': (x, y)}}")
         dataset = data if isinstance(data, AsyncDataset) else await self._datasets.named(data)
         dataset = await dataset.wait()
         fields: Document = {}
@@ -148,6 +207,17 @@ def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[S
     splits = read_splits(columns, validating)
     derived = derive_fields(splits, arguments, label) if fields is None else fields
     return splits, as_document(options.get("fields", derived))
+
+
+def _split_of(rows: Any, arguments: Sequence[str], options: TrainOptions) -> Split:
+    """The columns of in-memory validation data."""
+    columns, _ = as_columns(rows, options.get("label"), arguments)
+    return read_splits({"validation": columns})["validation"]
+
+
+def _is_in_memory(data: Any) -> bool:
+    """Whether it is data to upload."""
+    return is_frame(data) or is_dataset(data) or is_arrays(data)
 
 
 def _is_several(data: Any) -> TypeGuard[list[str | AsyncDataset]]:

@@ -2,12 +2,20 @@
 """The implementation of `Client.train`: upload data and weights, then build the spec."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from glasshouse.client.blocking.records import Dataset
 from glasshouse.client.blocking.resources import Checkpoints, Datasets
 from glasshouse.client.blocking.running import in_thread
-from glasshouse.client.data.arrays import Splits, derive_fields, is_arrays, is_ragged, read_splits
+from glasshouse.client.data.arrays import (
+    Split,
+    Splits,
+    derive_fields,
+    is_arrays,
+    is_ragged,
+    read_splits,
+)
 from glasshouse.client.data.frames import as_columns, is_frame
 from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.modules.weight_names import with_rates
@@ -18,6 +26,8 @@ from glasshouse.client.training.sources import (
     first_split,
     for_all,
     has_uncounted,
+    is_source,
+    named_validations,
     sources,
     with_shapes,
 )
@@ -52,7 +62,7 @@ class Trainer:
         taken = accept(network, data, options)
         options = taken.options
         check_options(network, options)
-        described = self._data(taken.data, arguments_of(network), options)
+        described = self._described(taken.data, arguments_of(network), options)
         if is_module(network):
             traced, begin = self._upload_module(network, described, options)
             network = with_rates(traced.graph, traced.weights, taken.rates)
@@ -80,14 +90,56 @@ class Trainer:
         )
         return traced, {"checkpoint": checkpoint.id}
 
+    def _described(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
+        """``data`` of the spec, with its validation sources."""
+        validation = options.get("validation")
+        named = named_validations(validation)
+        if not named and not is_source(validation):
+            return self._data(data, arguments, options)
+        rest = cast("TrainOptions", {**options, "validation": None})
+        described = self._data(data, arguments, rest)
+        is_stored = isinstance(data, (str, Dataset)) or _is_several(data)
+        if "validation" in described and not is_stored:
+            raise ValueError("data already has validation rows: remove validation")
+        if not named:
+            return {**described, "validation": as_document(validation)}
+        sources: Document = {}
+        infers = "fields" not in options and (is_stored or _is_in_memory(data))
+        for name, rows in named.items():
+            if isinstance(rows, (str, Dataset)) or is_source(rows):
+                sources[name] = self._source(name, rows, described["train"])
+                continue
+            split = in_thread(partial(_split_of, rows, arguments, options))
+            if infers:
+                own = derive_fields({"train": split}, arguments, options.get("label"))
+                described = {**described, "fields": for_all([described, {"fields": own}])}
+            dataset = self._datasets.upload({"train": split}, name=options.get("name"), reuse=True)
+            sources[name] = {"dataset": dataset.id, "split": first_split(dataset, "train")}
+        return {**described, "validation": sources}
+
+    def _source(self, name: str, rows: Any, train: Any) -> Document:
+        """A named validation source that is stored; ``train``: that of the training rows."""
+        if isinstance(rows, Dataset):
+            dataset = rows.wait()
+            return {"dataset": dataset.id, "split": first_split(dataset, "validation")}
+        if not isinstance(rows, str):
+            return as_document(rows)
+        if isinstance(train, list):
+            detail = f"validation: {name!r} is the split {rows!r} of one of several datasets"
+            raise ValueError(f"{detail}: pass {{'dataset': …, 'split': {rows!r}}}")
+        return {"dataset": train["dataset"], "split": rows}
+
     def _data(self, data: Any, arguments: Sequence[str], options: TrainOptions) -> Document:
         if _is_several(data):
             return self._several(data, arguments, options)
-        if is_frame(data) or is_dataset(data) or is_arrays(data):
+        if _is_in_memory(data):
             return self._uploaded(data, arguments, options)
         if isinstance(data, (str, Dataset)):
             return self._stored(data, arguments, options)
         described = as_document(data)
+        if options.get("validation") is not None:
+            detail = "validation: data describes the rows already: set data['validation']"
+            raise TypeError(f"{detail}, or pass sources by name: {{'held_out': (x, y)}}")
         if "fields" in options:
             described = {**described, "fields": as_document(options["fields"])}
         if "fields" not in described:
@@ -98,6 +150,9 @@ class Trainer:
         self, data: str | Dataset, arguments: Sequence[str], options: TrainOptions
     ) -> Document:
         """``data`` of the spec for a dataset of the service."""
+        if not isinstance(options.get("validation"), (float, str, type(None))):
+            detail = "validation: the training data is a stored dataset: pass the name of a split,"
+            raise TypeError(f"{detail} a fraction, or sources by name: {{'held_out': (x, y)}}")
         dataset = data if isinstance(data, Dataset) else self._datasets.named(data)
         dataset = dataset.wait()
         fields: Document = {}
@@ -147,6 +202,17 @@ def _read(data: Any, arguments: Sequence[str], options: TrainOptions) -> tuple[S
     splits = read_splits(columns, validating)
     derived = derive_fields(splits, arguments, label) if fields is None else fields
     return splits, as_document(options.get("fields", derived))
+
+
+def _split_of(rows: Any, arguments: Sequence[str], options: TrainOptions) -> Split:
+    """The columns of in-memory validation data."""
+    columns, _ = as_columns(rows, options.get("label"), arguments)
+    return read_splits({"validation": columns})["validation"]
+
+
+def _is_in_memory(data: Any) -> bool:
+    """Whether it is data to upload."""
+    return is_frame(data) or is_dataset(data) or is_arrays(data)
 
 
 def _is_several(data: Any) -> TypeGuard[list[str | Dataset]]:

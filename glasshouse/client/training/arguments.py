@@ -49,8 +49,8 @@ def accept(network: Any, data: Any, options: TrainOptions) -> Accepted:
         taken["probes"] = _probes(taken["probes"])
     settle_device(taken)
     data = _unloaded(data, taken)
-    if _is_loader(taken.get("validation")):
-        taken["validation"] = _dataset_of(taken["validation"])
+    if "validation" in taken:
+        taken["validation"] = _validation(taken["validation"])
     _check_network(network)
     _check_data(data)
     return Accepted(network, data, cast("TrainOptions", taken), rates)
@@ -212,6 +212,16 @@ def _unloaded(data: Any, options: Document) -> Any:
     for name, value in loaded.options.items():
         options.setdefault(name, value)
     return loaded.dataset
+
+
+def _validation(given: Any) -> Any:
+    """Validation data; each ``DataLoader`` is replaced by its dataset."""
+    if _is_loader(given):
+        return _dataset_of(given)
+    if isinstance(given, Mapping):
+        named = cast("Mapping[str, Any]", given).items()
+        return {name: _dataset_of(one) if _is_loader(one) else one for name, one in named}
+    return given
 
 
 def _dataset_of(loader: Any) -> Any:

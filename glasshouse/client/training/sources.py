@@ -1,13 +1,14 @@
 """The ``data`` of a spec: which rows of a dataset to use, and how columns are read."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from glasshouse.client.data.frames import field_name
-from glasshouse.client.modules import is_module
+from glasshouse.client.data.frames import field_name, is_frame
+from glasshouse.client.modules import is_dataset, is_module
 from glasshouse.client.training.specs import Document, TrainOptions, as_document, network_of
+from glasshouse.spec import Source
 
 
 class Stored(Protocol):
@@ -48,6 +49,34 @@ def for_all(described: list[Document]) -> Document:
 def first_split(dataset: Stored, wanted: str) -> str:
     """The wanted split if it exists, else the first one."""
     return wanted if wanted in dataset.splits else next(iter(dataset.splits), "all")
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value is a source as in a spec: ``{"dataset", "split", "fraction"}``."""
+    if isinstance(value, Mapping):
+        return isinstance(cast("Mapping[str, Any]", value).get("dataset"), str)
+    return isinstance(value, Source)
+
+
+def named_validations(validation: Any) -> Mapping[str, Any]:
+    """Several validation sources by name; empty if the argument is one source, or none.
+
+    A dict of arrays by column is one source. In a dict of sources, each value is a source by
+    itself: the name of a split, a stored dataset, a source as in a spec, an ``(x, y)`` pair, a dict
+    of arrays, a data frame or a torch dataset.
+    """
+    if not isinstance(validation, Mapping) or is_source(validation):
+        return {}
+    named = cast("Mapping[str, Any]", validation)
+    return named if named and all(map(_is_rows, named.values())) else {}
+
+
+def _is_rows(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len(cast("tuple[Any, ...]", value)) == 2
+    kind = cast("Any", type(value))
+    is_stored = isinstance(value, str) or is_source(value) or hasattr(kind, "splits")
+    return is_stored or isinstance(value, Mapping) or is_frame(value) or is_dataset(value)
 
 
 def sources(dataset: Stored, options: TrainOptions) -> Document:

@@ -110,7 +110,8 @@ class TrainOptions(JobOptions, total=False):
     label: str | int
     """The target column, by name. Required for a data frame."""
     validation: Any
-    """An ``(x, y)`` pair, a dict of arrays, the name of a split, or the fraction to hold out."""
+    """An ``(x, y)`` pair, a dict of arrays, the name of a split, the fraction to hold out, or a
+    source as in the spec. Several by name: ``{"clean": "test", "noisy": (x, y)}``."""
     split: str
     """The split to train on. Default: ``train`` if it exists, else the first one."""
     fields: Mapping[str, Any]

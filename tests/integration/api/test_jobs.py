@@ -260,6 +260,35 @@ def test_each_of_several_sources_is_in_use(api: httpx2.Client, spec: dict[str, A
     assert refused.json()["errors"][0]["pointer"] == "/data/train/1/dataset"
 
 
+def test_each_validation_source_is_found_held_and_checked(
+    each_service: Api, api: httpx2.Client, spec: dict[str, Any]
+):
+    with each_service.client(each_service.key("a-stranger")) as eve:
+        hers = digits(eve)
+    other = digits(api)
+    source = {**spec["data"]["train"], "split": "test"}
+    held = {"clean": source, "noisy": {**source, "dataset": other}}
+    spec["data"]["validation"] = held
+    job = made(api, spec)
+    resolved = api.get(f"/api/v1/jobs/{job['id']}/spec?resolved=true").json()
+    found = resolved["data"]["validation"]
+    assert [*found] == ["clean", "noisy"]
+    assert [item["dataset"] for item in found.values()] == [source["dataset"], other]
+    assert resolved["checkpoint"]["keep_best"]["metric"] == "validation/clean/loss"
+    refused = api.delete(f"/api/v1/datasets/{other}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "dataset_in_use")
+    for wrong, at in (
+        ({**source, "dataset": hers}, "noisy/dataset"),
+        ({**source, "split": "tset"}, "noisy/split"),
+        ({"datset": other}, "noisy/datset"),
+    ):
+        spec["data"]["validation"] = {**held, "noisy": wrong}
+        answer = api.post("/api/v1/plan", json=spec)
+        assert answer.status_code == 422
+        pointers = [item["pointer"] for item in answer.json()["errors"]]
+        assert f"/data/validation/{at}" in pointers
+
+
 def test_an_inference_needs_a_checkpoint(
     each_service: Api, api: httpx2.Client, spec: dict[str, Any]
 ):

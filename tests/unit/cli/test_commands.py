@@ -164,6 +164,12 @@ def test_submit_uploads_each_file_once_and_names_its_splits(run: Run, tmp_path: 
         "train": {"dataset": "ds_1", "split": "train"},
         "validation": {"dataset": "ds_1", "split": "validation"},
     }
+    named = ["--data", f"validation/clean={rows}", "--data", "validation/noisy=digits"]
+    run("submit", write_spec(tmp_path), *named, routes=service.routes)
+    assert service.bodies[1]["data"]["validation"] == {
+        "clean": {"dataset": "ds_1", "split": "validation"},
+        "noisy": {"dataset": "ds_1", "split": "validation"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,18 @@ def test_a_duration_leaves_pauses_out_and_ends_with_the_job():
         ({"loss": {"min": 0.25}}, "loss 0.25"),
         ({"loss": {"min": 0.2}, "validation/loss": {"min": 0.5}}, "validation/loss 0.5"),
         ({"validation/loss": {"min": 0.5}, "validation/accuracy": {"max": 0.75}}, "accuracy 0.75"),
+        (
+            {
+                "validation/hits/loss": {"min": 0.5},
+                "validation/errors/loss": {"min": 0.25},
+                "validation/hits/rmse": {"min": 0.75, "max": 2.0},
+            },
+            "hits/rmse 0.75",
+        ),
+        (
+            {"validation/a/loss": {"min": 0.5}, "validation/b/loss": {"min": 0.25}},
+            "validation/a/loss 0.5",
+        ),
         ({"loss": {"min": "NaN"}}, "loss nan"),
         ({}, None),
     ],

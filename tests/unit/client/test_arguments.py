@@ -254,6 +254,9 @@ def test_a_data_loader_gives_its_dataset_its_batches_and_its_order(connect: Conn
     client.train(LAYERS, DataLoader(rows(), batch_size=3), batch_size=2, epochs=1)
     data = service.specs[1]["data"]
     assert (data["batch_size"], data["shuffle"]) == (2, {"enabled": False})
+    client.train(LAYERS, loader, validation={"held_out": judge}, epochs=1)
+    assert [*service.specs[2]["data"]["validation"]] == ["held_out"]
+    np.testing.assert_array_equal(service.uploads[-1]["y_train"], Y)
     assert "drop_last" not in data
 
 

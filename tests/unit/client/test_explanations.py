@@ -185,8 +185,27 @@ def test_the_best_checkpoint_is_the_one_with_the_best_finite_value(
     ]
     found = job_of(connect(Route("/api/v1/jobs/job_1/checkpoints", lambda _: listing(*made))))
     assert found.best_checkpoint(mode=mode).id == best
-    with pytest.raises(gh.APIError, match="no checkpoint with a value of accuracy"):
+    with pytest.raises(gh.APIError, match=r"no checkpoint with a value of accuracy$"):
         found.best_checkpoint("accuracy")
+
+
+def test_the_best_checkpoint_by_a_metric_of_a_named_source(connect: Connect):
+    """The name of the source says nothing about the direction."""
+    made = [
+        {
+            "id": f"ckpt_{step}",
+            "step": step,
+            "metrics": {
+                "validation/error_cases/accuracy": value,
+                "validation/error_cases/loss": 1 - value,
+            },
+        }
+        for step, value in enumerate((0.5, 0.9, 0.7))
+    ]
+    found = job_of(connect(Route("/api/v1/jobs/job_1/checkpoints", lambda _: listing(*made))))
+    assert found.best_checkpoint("validation/error_cases/accuracy").id == "ckpt_1"
+    with pytest.raises(gh.APIError, match=r"did you mean validation/error_cases/loss\?"):
+        found.best_checkpoint()
 
 
 def test_the_best_checkpoint_by_accuracy_is_the_one_with_the_highest(connect: Connect):

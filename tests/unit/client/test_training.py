@@ -15,7 +15,7 @@ from starlette.routing import Route
 import glasshouse as gh
 from glasshouse import jsonio
 from glasshouse.client.training.specs import window_fields
-from glasshouse.spec import Graph, Preset, TrainJob, parse_job
+from glasshouse.spec import Graph, Preset, Source, TrainJob, parse_job
 from tests.stub_api import answer, job, listing, problem
 
 Connect = Callable[..., gh.Client]
@@ -222,6 +222,75 @@ def test_a_stored_dataset_is_used_by_its_id(connect: Connect):
         "label": {"type": "integer", "dim": 10},
     }
     assert (spec.data.train.split, spec.data.validation.split) == ("train", "test")  # pyright: ignore
+
+
+def test_validation_sources_with_names_are_stored_or_uploaded(connect: Connect):
+    service = Recorder()
+    x, y = np.zeros((6, 2), np.float32), np.array([0, 1, 2, 0, 1, 2])
+    client = connect(*service.routes)
+    named = {
+        "half": {"dataset": "ds_9", "split": "test", "fraction": [0.0, 0.5]},
+        "pair": (x[:3], np.array([0, 5, 1])),
+        "columns": {"x": x[:2], "y": y[:2]},
+        "source": Source(dataset="ds_8"),
+        "stored": client.datasets.get("ds_7"),
+    }
+    client.train(LAYERS, (x, y), validation=named, epochs=1)
+    data = service.specs[0]["data"]
+    assert [*data["validation"]] == [*named]
+    assert data["validation"]["half"] == named["half"]
+    assert data["validation"]["pair"] == {"dataset": "ds_1", "split": "train"}
+    assert data["validation"]["source"] == {"dataset": "ds_8"}
+    assert data["validation"]["stored"] == {"dataset": "ds_1", "split": "train"}
+    assert data["fields"]["y"]["dim"] == 6  # the largest class of all of them
+    uploaded = [item["y_train"].tolist() for item in service.uploads]
+    assert uploaded == [y.tolist(), [0, 5, 1], [0, 1]]
+    assert [*checked(service.specs[0]).data.validations] == [f"validation/{name}" for name in named]
+    client.train(LAYERS, (x, y), validation={"x": x[:2], "y": y[:2]}, epochs=1)
+    assert service.specs[1]["data"]["validation"] == {"dataset": "ds_1", "split": "validation"}
+    client.train(LAYERS, (x + 1, y), validation={"dataset": "ds_9"}, epochs=1)
+    assert service.specs[2]["data"]["validation"] == {"dataset": "ds_9"}
+
+
+def test_splits_of_a_stored_dataset_are_validation_sources(connect: Connect):
+    service = Recorder()
+    service.dataset = {
+        "id": "ds_7",
+        "state": "ready",
+        "columns": [
+            {"name": "image", "dtype": "uint8", "shape": [28, 28]},
+            {"name": "label", "dtype": "uint8", "shape": []},
+        ],
+        "splits": {"train": 60, "validation": 5, "test": 10},
+    }
+    client = connect(*service.routes)
+    named = {"clean": "validation", "noisy": "test"}
+    client.train(LAYERS, "ds_7", validation=named, epochs=1)
+    assert service.specs[0]["data"]["validation"] == {
+        "clean": {"dataset": "ds_7", "split": "validation"},
+        "noisy": {"dataset": "ds_7", "split": "test"},
+    }
+    with pytest.raises(ValueError, match="'clean' is the split 'validation' of one of several"):
+        client.train(LAYERS, ["ds_7", "ds_7"], validation=named, epochs=1)
+
+
+def test_validation_data_that_would_not_be_evaluated_is_refused(connect: Connect):
+    service = Recorder()
+    service.dataset = {
+        "id": "ds_7",
+        "state": "ready",
+        "columns": [{"name": "x", "dtype": "float32", "shape": [2]}],
+        "splits": {"train": 60},
+    }
+    client = connect(*service.routes)
+    x, y = np.zeros((6, 2), np.float32), np.array([0, 1, 2, 0, 1, 2])
+    held = {"train": {"dataset": "ds_7"}, "fields": {"x": {"type": "dense"}}}
+    for data in ("ds_7", held):
+        with pytest.raises(TypeError, match=r"sources by name: \{'held_out': \(x, y\)\}"):
+            client.train(LAYERS, data, validation=(x, y), epochs=1)
+    splits = {"train": (x, y), "validation": (x, y)}
+    with pytest.raises(ValueError, match="data already has validation rows"):
+        client.train(LAYERS, splits, validation={"clean": (x, y)}, epochs=1)
 
 
 def test_several_stored_datasets_are_trained_on_as_one(connect: Connect):

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.metrics.torch_metrics import metric_classes
-from glasshouse.metric_direction import direction_of
+from glasshouse.metric_direction import direction_of, sources_of
 
 NAMES = {
     "loss": "min",
@@ -34,6 +34,35 @@ def test_the_name_of_a_metric_reports_which_values_are_better(name):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_name_that_reports_nothing_has_no_direction(name):
     assert direction_of(name) is None
+
+
+def test_the_name_of_a_source_says_nothing_about_its_metrics():
+    names = [
+        "loss",
+        "lr",
+        "validation/hits/loss",
+        "validation/hits/loss/bce",
+        "validation/errors/loss",
+        "validation/errors/accuracy/fc",
+        "validation/hits/MulticlassRecall/3",
+    ]
+    sources = sources_of(names)
+    assert sources == {"hits", "errors"}
+    assert [direction_of(name, sources) for name in names] == [
+        "min",
+        None,
+        "min",
+        "min",
+        "min",
+        "max",
+        "max",
+    ]
+
+
+def test_a_source_without_a_name_has_none():
+    """Also if a metric is named as if it were the loss of a source."""
+    assert sources_of(["validation/loss", "validation/clean/loss"]) == set()
+    assert sources_of(["loss", "validation/accuracy"]) == set()
 
 
 def test_every_class_of_torchmetrics_has_the_direction_that_it_gives_itself():

@@ -181,6 +181,16 @@ CASES: dict[str, Broken] = {
         "/stop/early",
         ("stop.early", "validation/loss", "set evaluate"),
     ),
+    "a source named like a field of a source": Broken(
+        {"data": {"validation": {"split": {"dataset": "ds"}}}},
+        "/data/validation/split",
+        ("'split'", "field of a source", "choose another name"),
+    ),
+    "a source named like a series": Broken(
+        {"data": {"validation": {"loss": {"dataset": "ds"}}}},
+        "/data/validation/loss",
+        ("'loss'", "validation/loss", "choose another name"),
+    ),
     "a scheduler without evaluations": Broken(
         {"scheduler": PLATEAU}, "/scheduler/metric", ("scheduler.metric", "validation/loss", "set")
     ),

@@ -4,6 +4,7 @@ import { refresh } from "../../api/live";
 import { type Job, num } from "../../api/types";
 import { MetricSpark } from "../../charts/spark";
 import { ago, count, duration, figure } from "../../format";
+import { metricOf, sourcesOf } from "../../sources";
 import { StateBadge } from "../../ui/state";
 import { notify } from "../../ui/toast";
 import { bestOf, nonfinite } from "./finite";
@@ -60,10 +61,11 @@ function Progress({ job }: { job: Job }) {
   );
 }
 
-/** The best value of the first validation metric other than the loss; without one, the lowest validation loss. */
+/** The best value of the first validation metric other than the loss; without one, the lowest validation loss of the first source. */
 function Best({ job }: { job: Job }) {
   const names = Object.keys(job.summary).filter((name) => name.startsWith("validation/"));
-  const name = names.find((one) => one !== "validation/loss") ?? names[0];
+  const sources = sourcesOf(names);
+  const name = names.find((one) => metricOf(one, sources) !== "loss") ?? names[0];
   if (!name) return <span class="muted">–</span>;
   const { value, step, counts } = bestOf(job, name);
   const words = `${name.replace("validation/", "")} ${figure(value)}`;

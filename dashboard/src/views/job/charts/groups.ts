@@ -1,4 +1,5 @@
 // The grouping of metrics into charts. Pure.
+import { metricOf, sourcesOf } from "../../../sources";
 import { isOfOneRank } from "../ranks";
 
 export interface Group {
@@ -14,12 +15,13 @@ const FIRST = ["loss", "accuracy"];
 const RANKS = "system/ranks/";
 const RATES = ["lr", "lr/"];
 
-/** One chart for a metric and its validation metric, one for all learning rates, one for the parts of the step time. */
+/** One chart for a metric and its validation metrics, of each source, one for all learning rates, one for the parts of the step time. */
 export function grouped(names: readonly string[]): Group[] {
   const groups = new Map<string, string[]>();
+  const sources = sourcesOf(names);
   for (const name of names) {
     if (isOfOneRank(name)) continue; // in a table: a line for each of 64 processes cannot be read
-    const key = keyOf(name);
+    const key = keyOf(name, sources);
     groups.set(key, [...(groups.get(key) ?? []), name]);
   }
   return [...groups]
@@ -32,12 +34,12 @@ export function inOrder(names: readonly string[]): string[] {
   return grouped(names).flatMap((group) => group.names);
 }
 
-function keyOf(name: string): string {
+function keyOf(name: string, sources: ReadonlySet<string>): string {
   if (name.startsWith("time/")) return "time";
   const spread = /^(system\/ranks\/\w+)_(min|median|max)_s$/.exec(name);
   if (spread) return spread[1]!;
   if (name === "lr" || name.startsWith("lr/")) return "lr";
-  return name.startsWith(VALIDATION) ? name.slice(VALIDATION.length) : name;
+  return name.startsWith(VALIDATION) ? metricOf(name, sources) : name;
 }
 
 const UNITS: [ending: string, unit: string][] = [
