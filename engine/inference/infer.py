@@ -198,7 +198,6 @@ class _Parts:
 
     def _agree(self, number: int | None, writer: PartWriter | None, turn: Sequence[int]) -> bool:
         """Store the parts of one turn of all processes; return whether the next may begin."""
-        failpoint("infer.part")
         own: str | None = None
         if writer is not None and number is not None:
             if self._plan.num_parts == 1 and writer.is_in_memory and self._group.is_alone:
