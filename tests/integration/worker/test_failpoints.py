@@ -22,8 +22,9 @@ LEASE_S, PAUSE_S = 2, 6
 GIVING_UP = ("return.commit", "return.committed", "sweep.commit", "sweep.committed")
 """A worker that starts again, and one that finds another's loss, come by here. Those of the API are
 in ``tests/integration/api/test_failpoints.py``."""
-OF_SEVERAL = ("checkpoint.part",)
-"""Only jobs of several processes come by here: ``test_rank_faults.py``."""
+OF_OTHERS = ("checkpoint.part", "infer.part_stored")
+"""Only jobs of several processes (``test_rank_faults.py``) and inferences
+(``test_inferring.py``) come by here."""
 OFTEN = ("spool.write", "ship", "capture", "artifact.rename", "artifact.stored", "checkpoint")
 """Points that an attempt comes by again and again: the second time is the more telling one."""
 VARIABLES = {"RETRY_MAX_S": "0.3", "LEASE_S": str(LEASE_S), "HEARTBEAT_S": "0.3"}
@@ -52,8 +53,8 @@ def found() -> list[str]:
     names = {
         name for path in files for name in re.findall(r'failpoint\("([\w.]+)"\)', path.read_text())
     }
-    assert {*GIVING_UP, *OF_SEVERAL} < names
-    return sorted(names - {*GIVING_UP, *OF_SEVERAL})
+    assert {*GIVING_UP, *OF_OTHERS} < names
+    return sorted(names - {*GIVING_UP, *OF_OTHERS})
 
 
 def cases(points: Sequence[str]) -> list[object]:
