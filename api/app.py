@@ -21,7 +21,7 @@ from api.routes.service import catalog, health
 from api.routes.service.catalog import VERSION
 from api.routes.service.prometheus import ProcessMetrics
 from api.routes.service.readiness import Readiness
-from api.routes.storage import checkpoints, datasets
+from api.routes.storage import checkpoints, datasets, models
 from api.schemas import openapi
 from models.settings import Settings
 from models.telemetry.tracing import Tracing
@@ -32,6 +32,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     keys.session_routes,
     datasets.router,
     checkpoints.router,
+    models.router,
     jobs.router,
     control.router,
     commands.router,

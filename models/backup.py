@@ -28,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from glasshouse import jsonio
 from glasshouse.errors import GlasshouseError
+from models import published_models
 from models.database import Database, translated
 from models.migrate import migrate
 from models.settings import Settings
@@ -331,9 +332,11 @@ def _refuse_tables(settings: Settings) -> None:
 
 def _forget_lost(tx: Session, keys: Sequence[str]) -> None:
     """Delete rows whose files were deleted during the backup; the backed-up service did so too."""
-    for table in (Capture, Checkpoint, JobArtifact, Dataset):
-        for first in range(0, len(keys), 500):
-            tx.execute(delete(table).where(table.key.in_(keys[first : first + 500])))
+    for first in range(0, len(keys), 500):
+        lost = keys[first : first + 500]
+        published_models.forget_checkpoints(tx, lost)
+        for table in (Capture, Checkpoint, JobArtifact, Dataset):
+            tx.execute(delete(table).where(table.key.in_(lost)))
     tx.execute(delete(Mark))  # no process has a turn in the new service
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -430,6 +431,57 @@ class Checkpoint(Table):
     """Until then, by the database's clock, no newer checkpoint of its job supersedes it."""
 
     __table_args__ = (Index(None, "job", "step"), Index(None, "owner", "id"))
+
+
+class PublishedModel(Table):
+    """A name under which an owner publishes checkpoints, as numbered versions."""
+
+    __tablename__ = "models"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    name: Mapped[str]
+    """Unique for its owner."""
+    last_version: Mapped[int]
+    """The highest number that a version got. It stays when that version is deleted, so no number
+    is used twice."""
+    revision: Mapped[int]
+    """Grows with each change of the model, its versions or its aliases."""
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "owner", "name", unique=True), Index(None, "owner", "id"))
+
+
+class ModelVersion(Table):
+    """A published checkpoint. The checkpoint cannot be deleted while it is one."""
+
+    __tablename__ = "model_versions"
+    model: Mapped[str] = mapped_column(
+        ForeignKey("models.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """From 1, without gaps until a version is deleted."""
+    checkpoint: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"), index=True)
+    created_at: Mapped[datetime]
+    created_by: Mapped[str | None]
+    """Name of the owner's key that published it."""
+
+
+class ModelAlias(Table):
+    """A name for one version of a model, which can move to another version."""
+
+    __tablename__ = "model_aliases"
+    model: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["model", "number"],
+            ["model_versions.model", "model_versions.number"],
+            ondelete="CASCADE",
+        ),
+    )
 
 
 class JobArtifact(Table):

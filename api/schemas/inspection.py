@@ -307,6 +307,63 @@ class CheckpointList(ListDocument):
     data: list[Checkpoint]
 
 
+class ModelVersion(Document):
+    """A published checkpoint."""
+
+    object: Literal["model_version"]
+    model: str
+    version: int
+    aliases: list[str]
+    """Those that name this version."""
+    checkpoint: str
+    job: str | None
+    """The job that saved the checkpoint. Null for uploaded weights."""
+    step: int
+    """Number of updates until the checkpoint was saved."""
+    epoch: int
+    state: Literal["complete", "damaged"]
+    """State of the checkpoint."""
+    size_bytes: int
+    metrics: dict[str, Any]
+    """The metrics when the checkpoint was saved."""
+    created_at: str
+    """When it was published."""
+    created_by: str | None
+    """Name of the API key that published it, even if the key no longer exists."""
+    links: dict[str, str]
+
+
+class ModelSummary(Document):
+    """A published model in a list."""
+
+    id: str
+    object: Literal["model"]
+    name: str
+    """Unique for its owner."""
+    latest: int
+    """The number of the newest version."""
+    num_versions: int
+    aliases: dict[str, int]
+    """Alias → number of the version that it names."""
+    created_at: str
+    updated_at: str
+    """When a version was published or deleted, or an alias was changed."""
+    links: dict[str, str]
+
+
+class Model(ModelSummary):
+    """A published model."""
+
+    versions: list[ModelVersion]
+    """Newest first. Their checkpoints cannot be deleted."""
+
+
+class ModelList(ListDocument):
+    """Published models, newest first."""
+
+    data: list[ModelSummary]
+
+
 class Artifact(Document):
     """A file that a job created."""
 

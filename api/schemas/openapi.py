@@ -19,6 +19,7 @@ _TAGS = {
     "events": "The event log of a job, as a list and as a stream.",
     "inside": "Inspect a job: metrics, layers, statistics, tensors, logs.",
     "checkpoints": "Saved and uploaded weights.",
+    "models": "Published checkpoints: versions under a name, and aliases.",
     "webhooks": "Notifications when jobs change state.",
     "quotas": "Limits and current use of an owner.",
     "machines": "Workers, devices and the queue.",

@@ -15,13 +15,13 @@ from api.submission import scales
 from api.submission.available import find_devices
 from api.submission.fitting import choose_strategy, mark_fitting, refuse_too_large
 from api.submission.start import what_differs
+from api.submission.trained import find_checkpoint
 from glasshouse.errors import (
     CheckpointMissing,
-    CheckpointNotFound,
     DatasetNotFound,
     FieldProblem,
     InvalidSpec,
-    JobNotFound,
+    NotFound,
     ServiceError,
 )
 from glasshouse.spec import AnyJob, InferJob, Source, TrainJob
@@ -45,6 +45,8 @@ class JobInputs:
     """Id of a dataset → location of its files."""
     uses: set[str] = field(default_factory=set[str])
     checkpoint: str | None = None
+    start: str | None = None
+    """The checkpoint that training starts from."""
     network: dict[str, Any] | None = None
     """The resolved spec of the checkpoint's job, or what was uploaded with the checkpoint."""
     start_step: int | None = None
@@ -91,9 +93,11 @@ async def prepare(
     for source in sources_in(submitted):
         source["dataset"] = found.ids[source["dataset"]]
     planned = dict(submitted)
-    if found.checkpoint is not None:  # fix the newest checkpoint of the job as of now
+    if found.checkpoint is not None:  # fix the checkpoint as of now: newer ones may follow
         planned.pop("job", None)
         planned["checkpoint"] = found.checkpoint
+    if found.start is not None:
+        planned["init"] = {**planned["init"], "checkpoint": found.start}
     make_plan = partial(app_state.planner.plan, owner=caller.sees or "")
     plan = await make_plan(planned, found.datasets, found.network)
     mark_fitting(plan, chosen)
@@ -164,7 +168,7 @@ def _wrong_start(pointer: str, detail: str) -> InvalidSpec:
 
 
 def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) -> JobInputs:
-    found, owner = JobInputs(), caller.sees
+    found = JobInputs()
     sources: dict[str, str] = {}
     if isinstance(spec, TrainJob):
         several = not isinstance(spec.data.train, Source)
@@ -180,9 +184,9 @@ def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) 
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob):
-            _find_checkpoint(tx, found, spec, owner, hold=hold)
+            _find_checkpoint(tx, found, spec, caller, hold=hold)
         elif init is not None:
-            _find_start(tx, found, init.checkpoint, owner, hold=hold)
+            _find_start(tx, found, init.checkpoint, caller, hold=hold)
     if isinstance(spec, TrainJob):
         _add_labels(app_state, found, spec)
     return found
@@ -198,16 +202,15 @@ def _add_labels(app_state: AppState, found: JobInputs, spec: TrainJob) -> None:
 
 
 def _find_start(
-    tx: Transaction, found: JobInputs, checkpoint_id: str, owner: str | None, *, hold: bool
+    tx: Transaction, found: JobInputs, reference: str, caller: Caller, *, hold: bool
 ) -> None:
     try:
-        saved = checkpoints.get(tx, checkpoint_id, owner)
-        if hold:
-            checkpoints.hold(tx, saved.id)
+        saved = find_checkpoint(tx, reference, caller, hold=hold)
         found.network = checkpoints.trained(tx, saved)
-    except (CheckpointNotFound, JobNotFound) as error:
+    except NotFound as error:
         found.problems.append(FieldProblem("/init/checkpoint", error.detail, error.code))
         return
+    found.start = saved.id
     found.start_step = saved.step
     found.has_weights_only = saved.job is None
     found.uses.add(saved.id)
@@ -238,17 +241,15 @@ def _find_dataset(tx: Any, found: JobInputs, pointer: str, reference: str, calle
 
 
 def _find_checkpoint(
-    tx: Any, found: JobInputs, spec: InferJob, owner: str | None, *, hold: bool
+    tx: Any, found: JobInputs, spec: InferJob, caller: Caller, *, hold: bool
 ) -> None:
     try:
         if spec.checkpoint is not None:
-            checkpoint = checkpoints.get(tx, spec.checkpoint, owner)
-            if hold:
-                checkpoints.hold(tx, checkpoint.id)
+            checkpoint = find_checkpoint(tx, spec.checkpoint, caller, hold=hold)
         else:
-            job = jobs.get(tx, spec.job or "", owner)
+            job = jobs.get(tx, spec.job or "", caller.sees)
             checkpoint = checkpoints.newest(tx, job, hold=hold)
-    except (CheckpointNotFound, JobNotFound, CheckpointMissing) as error:
+    except (NotFound, CheckpointMissing) as error:
         pointer = "/checkpoint" if spec.checkpoint is not None else "/job"
         found.problems.append(FieldProblem(pointer, error.detail, error.code))
         return

@@ -9,14 +9,13 @@ GlasshouseError
 │   │                            CheckpointNotFound, LayerNotFound, MetricNotFound,
 │   │                            ArtifactNotFound, CommandNotFound, ProbeNotFound,
 │   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured,
-│   │                            WebhookNotFound
+│   │                            WebhookNotFound, ModelNotFound, ModelVersionNotFound
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── RequestTimeout      408
 │   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, WorkerRunning,
 │   │                            DatasetInUse, DatasetNotReady, CheckpointInUse,
-│   │                            IdempotencyKeyBusy,
-│   │                            CheckpointMissing
+│   │                            IdempotencyKeyBusy, CheckpointMissing, ModelInUse
 │   ├── PreconditionFailed  412
 │   ├── PayloadTooLarge     413
 │   ├── UnsupportedMedia    415
@@ -140,6 +139,9 @@ from glasshouse.errors.service import (
     MalformedJson,
     MethodNotAllowed,
     MetricNotFound,
+    ModelInUse,
+    ModelNotFound,
+    ModelVersionNotFound,
     NotAcceptable,
     NotFound,
     OriginNotAllowed,
@@ -230,6 +232,9 @@ __all__ = [
     "MethodNotAllowedError",
     "MetricNotFound",
     "MisdirectedRequestError",
+    "ModelInUse",
+    "ModelNotFound",
+    "ModelVersionNotFound",
     "NonFinite",
     "NotAcceptable",
     "NotAcceptableError",

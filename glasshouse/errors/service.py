@@ -141,6 +141,14 @@ class WebhookNotFound(NotFound):
     """No webhook has this ID."""
 
 
+class ModelNotFound(NotFound):
+    """No published model has this name or ID."""
+
+
+class ModelVersionNotFound(NotFound):
+    """The model has no version with this number or alias."""
+
+
 class CatalogNotFound(NotFound):
     """The catalog has no section with this name."""
 
@@ -203,7 +211,11 @@ class DatasetNotReady(Conflict):
 
 
 class CheckpointInUse(Conflict):
-    """A job that has not ended uses the checkpoint."""
+    """A job that has not ended, or a published model, uses the checkpoint."""
+
+
+class ModelInUse(Conflict):
+    """An alias names the version of the model, or a job that has not ended uses it."""
 
 
 class CheckpointMissing(Conflict):

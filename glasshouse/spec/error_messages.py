@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from glasshouse.errors import FieldProblem
 from glasshouse.spec.error_locations import place_of, pointer
+from glasshouse.spec.model_names import MODEL_NAME_PATTERN
 from glasshouse.spec.strict import NAME_PATTERN
 from glasshouse.suggestions import did_you_mean, either
 
@@ -42,7 +43,9 @@ _RANGES = {
     "less_than_equal": "it must be at most {le}",
 }
 _PATTERNS = {
-    NAME_PATTERN: "a name has at most 64 letters, digits and underscores, and no digit first"
+    NAME_PATTERN: "a name has at most 64 letters, digits and underscores, and no digit first",
+    MODEL_NAME_PATTERN: "a name has at most 100 letters, digits, '_', '-' and '.', and begins with "
+    "a letter, a digit or '_'",
 }
 _DESCRIBED = ("missing", "too_long", "too_short", "string_pattern_mismatch")
 """Errors whose message has the description of the field."""

@@ -72,9 +72,9 @@ def supersede(tx: Session, job_id: str, keeping: RetentionRule) -> list[str]:
     """Delete superseded checkpoints; return the keys of files to delete after the commit.
 
     Called after the attempt that has the job has stored a checkpoint. It keeps the newest complete
-    one and those that another job uses or that are held for a submission. Checkpoints of steps that
-    this attempt runs again, and damaged ones, are deleted only now, because before there were no
-    others.
+    one and those that another job uses, a model publishes, or that are held for a submission.
+    Checkpoints of steps that this attempt runs again, and damaged ones, are deleted only now,
+    because before there were no others.
     """
     rows = checkpoints.of_job(tx, job_id)
     complete = [row for row in rows if row.state == "complete"]

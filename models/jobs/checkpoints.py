@@ -194,10 +194,11 @@ def delete(tx: Session, checkpoint: Checkpoint) -> None:
     """Delete the row of a checkpoint. Its files may be deleted after the commit.
 
     Raises:
-        CheckpointInUse: A job that has not ended reads it, or would resume from it.
+        CheckpointInUse: A job that has not ended reads it, or would resume from it; or a model
+            publishes it.
     """
     if not references.unused(tx, Checkpoint, [checkpoint.id]):
-        raise CheckpointInUse("A job that has not ended uses this checkpoint.")
+        raise CheckpointInUse(references.why_used(tx, [checkpoint.id]))
     if checkpoint.job is not None and _is_next_start(tx, checkpoint.job, checkpoint.id):
         raise CheckpointInUse("The job has not ended, and would resume from this checkpoint.")
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.id == checkpoint.id))

@@ -276,15 +276,15 @@ def delete(tx: Session, job: Job) -> None:
 
     Raises:
         JobNotEnded: It may still be written to.
-        CheckpointInUse: A job that has not ended uses one of its checkpoints.
+        CheckpointInUse: A job that has not ended uses one of its checkpoints, or a model publishes
+            it.
     """
     if job.state not in ENDED:
         raise JobNotEnded(f"The job is {job.state}; cancel it first.")
     saved = list(tx.scalars(select(Checkpoint.id).where(Checkpoint.job == job.id)))
     used = set(saved) - uses.unused(tx, Checkpoint, saved)
     if used:
-        detail = f"A job that has not ended uses {min(used)}, a checkpoint of this job."
-        raise CheckpointInUse(detail)
+        raise CheckpointInUse(uses.why_used(tx, used))
     tx.execute(sql_delete(Checkpoint).where(Checkpoint.job == job.id))
     job.deleted_at = now()
     job.version += 1

@@ -1,7 +1,8 @@
 """Retention: rows of ended jobs are deleted in small transactions, their files afterwards.
 
-Data that an unfinished job reads stays, for example a checkpoint that it uses. The last event of an
-ended job stays too.
+Data that an unfinished job reads stays, for example a checkpoint that it uses. So does a checkpoint
+that a model publishes, with its job, which has the network. The last event of an ended job stays
+too.
 
 A value is stored twice only temporarily: as a row of its series, which is the record, and in the
 event that streams replay. Old events of this kind (``REPEATED``) are deleted from running jobs,
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from models.access.idempotency import KEPT
@@ -34,6 +35,7 @@ from models.tables import (
     Key,
     Metric,
     MetricSpan,
+    ModelVersion,
     StatsBlock,
     StatsChunk,
     StatsFold,
@@ -137,6 +139,7 @@ def jobs_ended_before(
         Job.deleted_at.is_(None),
         ~_in_use(JobUse.used == Job.id),
         ~_in_use(JobUse.used.in_(own)),
+        ~references.is_published(ModelVersion.checkpoint.in_(own)),
     )
     if after is not None:
         query = query.where(tuple_(Job.ended_at, Job.id) > after)
@@ -145,12 +148,15 @@ def jobs_ended_before(
 
 
 def forget_job(tx: Session, job: str, before: datetime) -> bool:
-    """Delete an ended job itself, after its large data. False: it is still needed."""
-    own = select(Checkpoint.id).where(Checkpoint.job == job)
+    """Delete an ended job itself, after its large data. False: it is still needed.
+
+    It is needed as long as it has a checkpoint: `_some_checkpoints` deletes all that nothing needs.
+    """
     query = (
         delete(Job)
         .where(Job.id == job, Job.state.in_(ENDED), Job.ended_at < before)
-        .where(~_in_use(JobUse.used == job), ~_in_use(JobUse.used.in_(own)))
+        .where(~_in_use(JobUse.used == job))
+        .where(~exists(select(Checkpoint.id).where(Checkpoint.job == job)))
     )
     if tx.scalar(query.returning(Job.id)) is None:
         return False
@@ -301,7 +307,7 @@ def _some_captures(tx: Session, job: str, limit: int) -> Deleted:
 def _some_checkpoints(tx: Session, job: str, limit: int) -> Deleted:
     query = (
         select(Checkpoint.id, Checkpoint.key)
-        .where(Checkpoint.job == job, ~_in_use(JobUse.used == Checkpoint.id))
+        .where(Checkpoint.job == job, _is_unused())
         .limit(limit)
     )
     rows = tx.execute(query).all()
@@ -314,9 +320,17 @@ def _some_checkpoints(tx: Session, job: str, limit: int) -> Deleted:
     return Deleted(len(rows), len(rows))
 
 
-def _counted(table: type[Capture] | type[Checkpoint]) -> Any:
+def _is_unused() -> ColumnElement[bool]:
+    """Return the condition that no unfinished job reads a checkpoint and no model publishes it."""
+    is_published = references.is_published(ModelVersion.checkpoint == Checkpoint.id)
+    return ~_in_use(JobUse.used == Checkpoint.id) & ~is_published
+
+
+def _counted(
+    table: type[Capture] | type[Checkpoint], which: Callable[[], ColumnElement[bool]] = true
+) -> Any:
     def count(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
-        query = select(func.count(), func.sum(table.size_bytes)).where(table.job.in_(jobs))
+        query = select(func.count(), func.sum(table.size_bytes)).where(table.job.in_(jobs), which())
         rows, size = tx.execute(query).one()
         return int(rows), int(size or 0)
 
@@ -349,13 +363,9 @@ KINDS: tuple[DependentRows, ...] = (
     DependentRows("captures", _has(Capture), _some_captures, _counted(Capture)),
     DependentRows(
         "checkpoints",
-        lambda: exists(
-            select(Checkpoint.id).where(
-                Checkpoint.job == Job.id, ~_in_use(JobUse.used == Checkpoint.id)
-            )
-        ),
+        lambda: exists(select(Checkpoint.id).where(Checkpoint.job == Job.id, _is_unused())),
         _some_checkpoints,
-        _counted(Checkpoint),
+        _counted(Checkpoint, _is_unused),
     ),
 )
 """In the order of deletion. The setting of each is ``keep_<name>_days``."""
