@@ -190,7 +190,7 @@ def versions(
             saved,
             tuple(name for name, number in aliases.items() if number == version.number),
         )
-        for version, saved in tx.execute(query).tuples()
+        for version, saved in tx.execute(query)
     ]
 
 
