@@ -10,7 +10,7 @@ from glasshouse import __version__
 from glasshouse.cli.jobs import compare, control, probes, results
 from glasshouse.cli.jobs import jobs as job_commands
 from glasshouse.cli.jobs import logs as log_commands
-from glasshouse.cli.resources import checkpoints, datasets, quotas, webhooks, workers
+from glasshouse.cli.resources import checkpoints, datasets, models, quotas, webhooks, workers
 from glasshouse.cli.service import maintenance
 from glasshouse.cli.service import service as service_commands
 from glasshouse.cli.terminal import exit_codes, output
@@ -72,6 +72,7 @@ app.command(cls=Command)(results.layers)
 app.command(cls=Command)(results.infer)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(models.app, name="models")
 app.command(cls=Command)(datasets.devices)
 app.command(cls=Command)(workers.system)
 app.command(cls=Command)(quotas.quota)

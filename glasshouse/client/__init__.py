@@ -8,6 +8,7 @@ from glasshouse.client.blocking.client import Client
 from glasshouse.client.blocking.control import Command
 from glasshouse.client.blocking.job import Job
 from glasshouse.client.blocking.layers import Layer
+from glasshouse.client.blocking.models import Model, ModelVersion
 from glasshouse.client.blocking.probes import Probe
 from glasshouse.client.blocking.records import Checkpoint, Dataset, Record
 from glasshouse.client.blocking.stream import EventStream
@@ -30,6 +31,8 @@ __all__ = [
     "Job",
     "Layer",
     "LayerStats",
+    "Model",
+    "ModelVersion",
     "OtherEvent",
     "Probe",
     "Record",

@@ -16,7 +16,8 @@ LATEST = "latest"
 MAX_VERSION = 999_999_999
 _IDS = ("ckpt_", "job_", "mdl_")
 """Beginnings of ids that may stand where a model may: a name never looks like one of them."""
-_REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})(?:@([^@:]+)|:([0-9]{1,9}))?")
+_WORD = MODEL_NAME_PATTERN.strip("^$")
+_REFERENCE = re.compile(rf"({_WORD})(?:@({_WORD})|:([0-9]{{1,9}}))?")
 
 
 def check_model_name(name: str) -> str:

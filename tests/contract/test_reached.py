@@ -52,6 +52,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "listAllCheckpoints": lambda client, one: client.checkpoints.list(),
     "getNetwork": lambda client, one: client.checkpoints.get("ckpt_1").network(),
+    "publishModel": lambda client, one: client.models.publish("m", "ckpt_1"),
+    "listModels": lambda client, one: list(client.models.list()),
+    "getModel": lambda client, one: client.models.get("m"),
+    "getModelVersion": lambda client, one: client.models.version("m@production"),
+    "updateModel": lambda client, one: client.models.set_alias("m", "production", 1),
+    "deleteModel": lambda client, one: client.models.delete("m"),
+    "deleteModelVersion": lambda client, one: client.models.delete("m", 1),
     "planJob": lambda client, one: client.plan({"kind": "train"}),
     "createJob": lambda client, one: client.jobs.create({"kind": "train"}),
     "listJobs": lambda client, one: list(client.jobs.list()),
@@ -170,6 +177,8 @@ TYPED = {
     "Dataset": (gh.Dataset, {"object", "id"}),
     "Checkpoint": (gh.Checkpoint, {"object", "id"}),
     "Command": (gh.Command, {"object", "id"}),
+    "Model": (gh.Model, {"object", "id"}),
+    "ModelVersion": (gh.ModelVersion, {"object"}),
     "AttachedProbe": (gh.Probe, {"object", "id"}),
 }
 

@@ -40,6 +40,11 @@ def checkpoints(incomplete: str) -> Offers:
     yield from _offers("/checkpoints", incomplete)
 
 
+def models(incomplete: str) -> Offers:
+    """Published models, newest first."""
+    yield from _offers("/models", incomplete, "name")
+
+
 def sources(incomplete: str) -> Offers:
     """Sources of an inference: jobs and checkpoints."""
     yield from checkpoints(incomplete) if incomplete.startswith("c") else jobs(incomplete)

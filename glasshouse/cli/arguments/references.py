@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
 from glasshouse.client import Client
 from glasshouse.errors import NotFoundError
+from glasshouse.spec.model_names import parse_model_reference
 from glasshouse.suggestions import did_you_mean
 
 LAST = "last"
@@ -65,13 +67,23 @@ def checkpoint_id(client: Client, given: str) -> str:
 
 
 def trained_id(client: Client, given: str) -> str:
-    """The id of the job or checkpoint that the user named; raises as `job_id` does."""
+    """The id of the job, or of the checkpoint, that the user named; raises as `job_id` does.
+
+    A version of a published model (``mnist``, ``mnist@production``, ``mnist:3``) is its checkpoint.
+    """
     if given.startswith("ckpt_"):
         return checkpoint_id(client, given)
-    try:
+    wanted = parse_model_reference(given)
+    if wanted is not None and wanted.version is not None:
+        return client.models.version(given).checkpoint
+    with suppress(NotFoundError):
         return job_id(client, given)
-    except NotFoundError:
+    with suppress(NotFoundError):
         return checkpoint_id(client, given)
+    if wanted is not None:
+        with suppress(NotFoundError):
+            return client.models.version(given).checkpoint
+    raise _missing(f"no job, checkpoint or model has the name or id prefix {given!r}")
 
 
 def _looked_up(client: Client, kind: _Kind, given: str) -> str:

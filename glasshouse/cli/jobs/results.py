@@ -29,7 +29,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="A job or checkpoint: the id or an id prefix, the name, or 'last'.",
+        help="A job or checkpoint: the id or an id prefix, the name, or 'last'; or a model: "
+        "mnist, mnist@production, mnist:3.",
         autocompletion=completion.sources,
     ),
 ]

@@ -4,6 +4,7 @@ from glasshouse.client.aio.client import AsyncClient
 from glasshouse.client.aio.control import AsyncCommand
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.layers import AsyncLayer
+from glasshouse.client.aio.models import AsyncModel, AsyncModelVersion
 from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncDataset, AsyncRecord
 from glasshouse.client.aio.stream import AsyncEventStream
@@ -16,6 +17,8 @@ __all__ = [
     "AsyncEventStream",
     "AsyncJob",
     "AsyncLayer",
+    "AsyncModel",
+    "AsyncModelVersion",
     "AsyncProbe",
     "AsyncRecord",
 ]

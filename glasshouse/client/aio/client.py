@@ -8,6 +8,7 @@ import httpx2
 
 from glasshouse.client.aio.inference import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
+from glasshouse.client.aio.models import AsyncModels, checkpoint_of
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.aio.resources import (
     AsyncCatalog,
@@ -92,6 +93,7 @@ class AsyncClient:
         self.jobs = AsyncJobs(self._transport)
         self.datasets = AsyncDatasets(self._transport)
         self.checkpoints = AsyncCheckpoints(self._transport)
+        self.models = AsyncModels(self._transport)
         self.devices = AsyncDevices(self._transport)
         self.workers = AsyncWorkers(self._transport)
         self.keys = AsyncKeys(self._transport)
@@ -248,7 +250,8 @@ class AsyncClient:
         Blocks until the inference job has ended.
 
         Args:
-            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id; or a
+                version of a published model: ``"mnist"``, ``"mnist@production"``, ``"mnist:3"``.
             inputs: an array for the network's input, or a dict of arrays by field. For a sequence
                 field, a list of rows of any length, or of texts if the field has tokens.
             data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
@@ -265,6 +268,8 @@ class AsyncClient:
             ``<layer>/prob`` and, if the classes have names, ``<layer>/class``. With several
             ``fields``, all arrays are named ``<layer>/<field>``.
         """
+        if isinstance(source, str) and not source.startswith(("ckpt_", "job_")):
+            source = await checkpoint_of(self._transport, source)
         running = AsyncInferring(self.jobs, self.datasets, self.checkpoints)
         return await running.run(source, (inputs, data), outputs, fields, options)
 

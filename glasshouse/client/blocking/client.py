@@ -9,6 +9,7 @@ import httpx2
 
 from glasshouse.client.blocking.inference import Inferring
 from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.models import Models, checkpoint_of
 from glasshouse.client.blocking.records import Checkpoint, Record
 from glasshouse.client.blocking.resources import (
     Catalog,
@@ -93,6 +94,7 @@ class Client:
         self.jobs = Jobs(self._transport)
         self.datasets = Datasets(self._transport)
         self.checkpoints = Checkpoints(self._transport)
+        self.models = Models(self._transport)
         self.devices = Devices(self._transport)
         self.workers = Workers(self._transport)
         self.keys = Keys(self._transport)
@@ -249,7 +251,8 @@ class Client:
         Blocks until the inference job has ended.
 
         Args:
-            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id; or a
+                version of a published model: ``"mnist"``, ``"mnist@production"``, ``"mnist:3"``.
             inputs: an array for the network's input, or a dict of arrays by field. For a sequence
                 field, a list of rows of any length, or of texts if the field has tokens.
             data: instead of inputs: a dataset, its id or name, or ``{"dataset", "split"}``.
@@ -266,6 +269,8 @@ class Client:
             ``<layer>/prob`` and, if the classes have names, ``<layer>/class``. With several
             ``fields``, all arrays are named ``<layer>/<field>``.
         """
+        if isinstance(source, str) and not source.startswith(("ckpt_", "job_")):
+            source = checkpoint_of(self._transport, source)
         running = Inferring(self.jobs, self.datasets, self.checkpoints)
         return running.run(source, (inputs, data), outputs, fields, options)
 
