@@ -295,14 +295,14 @@ def delete_version(tx: Session, model: PublishedModel, number: int) -> None:
         ModelInUse: An alias names it, a job that has not ended uses it, or it is the only one.
     """
     one = version(tx, model, ModelReference(model.name, number=number))
+    if summaries(tx, [model.id])[model.id].num_versions == 1:
+        detail = f"Version {number} is the only one of {model.name!r}: delete the model instead"
+        raise ModelInUse(f"{detail} (DELETE /models/{model.name}).")
     if one.aliases:
         named = ", ".join(repr(name) for name in one.aliases)
         detail = f"The alias {named} names version {number}" if len(one.aliases) == 1 else ""
         detail = detail or f"The aliases {named} name version {number}"
         raise ModelInUse(f"{detail}: move or remove it first (PATCH /models/{model.name}).")
-    if summaries(tx, [model.id])[model.id].num_versions == 1:
-        detail = f"Version {number} is the only one of {model.name!r}: delete the model instead"
-        raise ModelInUse(f"{detail} (DELETE /models/{model.name}).")
     _check_unread(tx, [one])
     mine = (ModelVersion.model == model.id, ModelVersion.number == number)
     tx.execute(sql_delete(ModelVersion).where(*mine))

@@ -13,15 +13,16 @@ Json = dict[str, Any]
 DOCUMENT = Path(__file__).parent / "openapi.json"
 BASE = "/api/v1"
 METHODS = ("get", "post", "put", "patch", "delete")
-ORDER = ("jobs", "inside", "events", "datasets", "checkpoints", "machines", "service", "keys")
+ORDER = ("jobs", "inside", "events", "datasets", "checkpoints", "models", "machines", "service")
 """Of the pages; tags that are not here follow."""
 VARIABLES = {"jobs": "JOB", "datasets": "DATASET", "checkpoints": "CHECKPOINT", "keys": "KEY_ID"}
-VARIABLES |= {"workers": "WORKER", "webhooks": "WEBHOOK"}
+VARIABLES |= {"workers": "WORKER", "webhooks": "WEBHOOK", "models": "MODEL"}
 PLACES = {"section": "layers", "layer": "conv1", "kind": "output", "plot": "loss"}
-PLACES |= {"name": "$NAME", "prb": "$PROBE", "cmd": "$COMMAND"}
+PLACES |= {"name": "$NAME", "prb": "$PROBE", "cmd": "$COMMAND", "version": "$VERSION"}
 QUERIES = {"/stream": "job=$JOB&job=$OTHER", "/jobs/{id}/metrics/query": "name=loss"}
 QUERIES |= {"/jobs/{id}/tensors": "name=conv1/output&name=fc/output&step=50"}
 PATCHES = {"/jobs/{id}": '{"name": "better"}', "/jobs/{id}/probes/{prb}": '{"every": 100}'}
+PATCHES |= {"/models/{name}": '{"aliases": {"production": 3}}'}
 BYTES = "application/octet-stream"
 FILES = {"/datasets": ("rows.csv", "name=rows&format=csv")}
 FILES |= {"/checkpoints": ("weights.safetensors", "name=mine")}

@@ -528,7 +528,8 @@ class InferJob(_Job):
     kind: Literal["infer"]
     """Selects an inference job."""
     checkpoint: str | None = Constraint(default=None, min_length=1, max_length=500)
-    """The id of the checkpoint to use. Example: ``"ckpt_019a7c4f2b6e"``."""
+    """The id of the checkpoint to use, or a version of a published model: ``mnist``,
+    ``mnist@production``, ``mnist:3``. Example: ``"ckpt_019a7c4f2b6e"``."""
     job: str | None = Constraint(default=None, min_length=1, max_length=64)
     """The id of a training job, whose newest complete checkpoint is used. Example:
     ``"job_019a7c4f2b6e"``."""

@@ -31,8 +31,9 @@ class Init(Spec):
     """Initial weights from a checkpoint, instead of weights drawn from the seed."""
 
     checkpoint: str = Constraint(min_length=1, max_length=500)
-    """The id of a checkpoint (``ckpt_…``). When training in-process, without the service: a
-    checkpoint's directory."""
+    """The id of a checkpoint (``ckpt_…``), or a version of a published model: ``mnist``,
+    ``mnist@production``, ``mnist:3``. When training in-process, without the service: a checkpoint's
+    directory."""
     load: Literal["model", "all"] = "model"
     """What to load. ``model``: the weights only; training starts at step 0. ``all``: the whole
     training state; training continues at the step of the checkpoint. ``all`` requires the network,

@@ -118,6 +118,8 @@ def session(local_service: LocalService, tmp_path_factory: pytest.TempPathFactor
         split = {"dataset": dataset.id, "split": next(iter(dataset.splits))}
         spec = SPEC | {"data": SPEC["data"] | {"train": split, "validation": split}}
         good = client.jobs.create(spec).wait(120)
+        for aliases in (["production"], ["candidate", "previous"]):
+            client.models.publish("line", good.id, aliases=aliases)
         bad = client.jobs.create(spec | EXPLODING)
         with pytest.raises(gh.JobFailed):
             bad.wait(120)
@@ -139,6 +141,8 @@ def session(local_service: LocalService, tmp_path_factory: pytest.TempPathFactor
             ["layers", good.id, "scale", "--step", "0"],
             ["probe", good.id, "--list"],
             ["checkpoints", "list"],
+            ["models", "list"],
+            ["models", "show", "line"],
             ["datasets", "list"],
             ["datasets", "show", dataset.id],
             ["quota"],
@@ -157,7 +161,7 @@ class Normal:
     known: dict[str, str] = field(default_factory=dict[str, str])
 
     def __call__(self, text: str) -> str:
-        text = re.sub(r"\b(job|ds|ckpt|prb|cmd)_[0-9a-z]{26}\b", self._id, text)
+        text = re.sub(r"\b(job|ds|ckpt|prb|cmd|mdl)_[0-9a-z]{26}\b", self._id, text)
         text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "2026-01-01T00:00:00.000Z", text)
         text = re.sub(r" +\d+/s$", "  N/s", text, flags=re.MULTILINE)
         text = re.sub(r"^watching [\d.]+%\n|  watching [\d.]+%", "", text, flags=re.MULTILINE)

@@ -125,12 +125,19 @@ class PopulatedApi:
             job = ada.post("/api/v1/jobs", json=spec).json()["id"]
             writer = _run(api, job)
             self.ids |= {"jobs": job} | _leave_traces(writer, api.settings.artifacts)
+            self.ids |= {"models": "of-ada", "versions": "1"}
             made = ada.post(f"/api/v1/jobs/{job}/probes", json=PROBE)
             assert made.status_code == 201, made.text
             self.ids["probes"] = made.json()["id"]
             hook = ada.post("/api/v1/webhooks", json={"url": "https://example.com/ada"})
             assert hook.status_code == 201, hook.text
             self.ids["webhooks"] = hook.json()["id"]
+            sent = ada.post("/api/v1/checkpoints", content=weights())
+            assert sent.status_code == 201, sent.text
+            published = {"name": self.ids["models"], "checkpoint": sent.json()["id"]}
+            for _ in range(2):
+                made = ada.post("/api/v1/models", json=published)
+                assert made.status_code == 201, made.text
             queued = ada.post("/api/v1/jobs", json=spec)
             assert queued.status_code == 201, queued.text
         with api.client() as admin:
@@ -254,6 +261,8 @@ def body_of(route: Route, populated: PopulatedApi) -> dict[str, Any]:
         "PATCH /api/v1/jobs/{id}": {"name": "mine now"},
         "POST /api/v1/jobs/{id}/commands": {"set": {"optimizer.lr": 0.001}},
         "POST /api/v1/jobs/{id}/fork": {"spec": {"optimizer": {"args": {"lr": 0.001}}}},
+        "POST /api/v1/models": {"name": "mine", "checkpoint": populated.ids["checkpoints"]},
+        "PATCH /api/v1/models/{name}": {"aliases": {"mine": 1}},
         "POST /api/v1/webhooks": {"url": "https://example.org/hook"},
         "PATCH /api/v1/webhooks/{id}": {"url": "https://example.org/other"},
     }
