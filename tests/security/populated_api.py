@@ -125,7 +125,7 @@ class PopulatedApi:
             job = ada.post("/api/v1/jobs", json=spec).json()["id"]
             writer = _run(api, job)
             self.ids |= {"jobs": job} | _leave_traces(writer, api.settings.artifacts)
-            self.ids |= {"models": "of-ada", "versions": "1"}
+            self.ids["models"] = "model-of-ada"
             made = ada.post(f"/api/v1/jobs/{job}/probes", json=PROBE)
             assert made.status_code == 201, made.text
             self.ids["probes"] = made.json()["id"]
@@ -203,6 +203,7 @@ _NAMES = {
     "errors": "job_not_found",
     "id": "stats",
     "assets": "main.js",
+    "versions": "1",
 }
 """Places that have names rather than ids."""
 

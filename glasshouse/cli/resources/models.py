@@ -76,7 +76,7 @@ def show(model: ModelName, json: Json = False) -> None:
     output.table(
         columns,
         rows,
-        short={"aliases", "published"},
+        short={"aliases"},
         numbers={"version", "step"},
         optional=["published"],
     )
