@@ -87,7 +87,7 @@ def alias(
     model: ModelName,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as production.")],
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="The version that it names.")
+        int | None, typer.Argument(metavar="VERSION", help="The version that it names.")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias.")] = False,
     json: Json = False,
