@@ -7,6 +7,8 @@ import httpx2
 import pytest
 
 from api.schemas import inspection
+from glasshouse.cli import main
+from glasshouse.cli.terminal import exit_codes
 from tests.running import Api, digits, small_job
 
 from .test_weights import sent
@@ -238,3 +240,35 @@ def test_a_spec_may_name_a_version_and_runs_its_checkpoint(service: Api, checkpo
                 assert problem["pointer"] == pointer
                 assert message in problem["detail"]
         assert api.delete(f"{MODELS}/linear").status_code == 204
+
+
+def test_the_commands_publish_move_aliases_and_delete(
+    service: Api,
+    checkpoint_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    checkpoint = checkpoint_of(service)
+    monkeypatch.setenv("GLASSHOUSE_URL", service.url)
+    monkeypatch.setenv("GLASSHOUSE_API_KEY", service.key("mo"))
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["models", *words])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    published = ("publish", "by-command")
+    assert run(*published, checkpoint, "--alias", "candidate")[1].startswith("by-command:1\n")
+    assert run(*published, "by-command@candidate")[1].startswith("by-command:2\n")
+    moved = run("alias", "by-command", "production", "2")
+    assert moved == (exit_codes.OK, "candidate 1, production 2\n")
+    code, said = run("alias", "by-command", "candidat", "--remove")
+    assert code == exit_codes.NOT_FOUND
+    assert "did you mean candidate" in said
+    assert run("alias", "by-command", "candidate")[0] == exit_codes.USAGE
+    assert run("alias", "by-command", "candidate", "--remove")[0] == exit_codes.OK
+    assert "alias 'production'" in run("delete", "by-command:2")[1]
+    assert run("delete", "by-command:1")[0] == exit_codes.OK
+    assert run("delete", "by-command@production")[0] == exit_codes.USAGE
+    assert run("delete", "by-command") == (exit_codes.OK, "by-command deleted\n")
+    assert run("show", "by-command")[0] == exit_codes.NOT_FOUND
