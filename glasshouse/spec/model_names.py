@@ -60,9 +60,6 @@ class ModelReference(NamedTuple):
     alias: str | None = None
     number: int | None = None
 
-    def __str__(self) -> str:
-        return f"{self.name}{'' if self.version is None else f':{self.version}'}"
-
     @property
     def version(self) -> str | None:
         """The alias or the number as text; None: the newest."""
