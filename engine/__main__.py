@@ -92,6 +92,9 @@ class Console:
             say(f"step {record['step']:>6}  {record['severity']}: {record['message']}")
         elif kind == "result" and "verdict" in record["result"]:
             say(record["result"]["verdict"])
+        elif kind == "result" and "metrics" in record["result"]:
+            metrics = record["result"]["metrics"].items()
+            say("  ".join(f"{name} {value:.4g}" for name, value in metrics))
         elif kind == "dropped":
             say(f"dropped {record['count']}: {record['what']}")
 

@@ -107,7 +107,7 @@ class Job(Document):
 
     id: str
     object: Literal["job"]
-    kind: Literal["train", "infer", "diagnose"]
+    kind: Literal["train", "infer", "evaluate", "diagnose"]
     name: str
     state: State
     state_reason: str | None

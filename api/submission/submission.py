@@ -24,7 +24,7 @@ from glasshouse.errors import (
     NotFound,
     ServiceError,
 )
-from glasshouse.spec import AnyJob, InferJob, Source, TrainJob
+from glasshouse.spec import AnyJob, EvaluateJob, InferJob, Source, TrainJob
 from glasshouse.spec.data import sources_in
 from glasshouse.spec.labels import text_labels, with_values
 from models.database import Transaction
@@ -176,14 +176,14 @@ def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) 
             sources[f"/data/train{f'/{number}' if several else ''}/dataset"] = source.dataset
         for place, source in spec.data.validations.items():
             sources[f"/data/{place}/dataset"] = source.dataset
-    elif isinstance(spec, InferJob) and spec.data is not None:
+    elif isinstance(spec, InferJob | EvaluateJob) and spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
     init = spec.init if isinstance(spec, TrainJob) else None
-    begins = isinstance(spec, InferJob) or init is not None
+    begins = isinstance(spec, InferJob | EvaluateJob) or init is not None
     with app_state.database.write() if hold and begins else app_state.database.read() as tx:
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
-        if isinstance(spec, InferJob):
+        if isinstance(spec, InferJob | EvaluateJob):
             _find_checkpoint(tx, found, spec, caller, hold=hold)
         elif init is not None:
             _find_start(tx, found, init.checkpoint, caller, hold=hold)
@@ -241,7 +241,7 @@ def _find_dataset(tx: Any, found: JobInputs, pointer: str, reference: str, calle
 
 
 def _find_checkpoint(
-    tx: Any, found: JobInputs, spec: InferJob, caller: Caller, *, hold: bool
+    tx: Any, found: JobInputs, spec: InferJob | EvaluateJob, caller: Caller, *, hold: bool
 ) -> None:
     try:
         if spec.checkpoint is not None:

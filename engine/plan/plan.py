@@ -38,8 +38,10 @@ from engine.plan.checkpointed_layers import settle_kept
 from engine.plan.costs import batch_of, memory, table
 from engine.plan.data import Metas
 from engine.plan.diagnosis import plan_diagnosis
+from engine.plan.evaluation import plan_evaluation
 from engine.plan.inference import plan_inference
-from engine.plan.losses import operands_of, plan_losses, waiting_bytes
+from engine.plan.losses import plan_losses, waiting_bytes
+from engine.plan.metrics import check_accuracies
 from engine.plan.pipeline import Pipeline, fullest, settle_stages
 from engine.plan.placement import check_placed, parts
 from engine.plan.sharing import OF_SAME_ROWS, Sharing, check_sharded, with_strategy
@@ -52,6 +54,7 @@ from glasshouse.errors import SpecFailed
 from glasshouse.spec import (
     AnyJob,
     DiagnoseJob,
+    EvaluateJob,
     Field,
     IntegerField,
     IntegerSequenceField,
@@ -81,6 +84,8 @@ def plan(spec: AnyJob, datasets: Metas, trained_by: Trained | None = None) -> di
         return plan_diagnosis(spec)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
+    if isinstance(spec, EvaluateJob):
+        return plan_evaluation(spec, datasets, trained_by)
     return plan_inference(spec, datasets, trained_by)
 
 
@@ -301,7 +306,7 @@ def _check_metrics(
     findings: Findings,
 ) -> dict[str, list[str]]:
     """Check the metrics; return the series of each that torchmetrics computes, by its name."""
-    _check_accuracies(spec, shapes, traced, findings)
+    check_accuracies(spec, shapes, traced, findings)
     findings.stop()
     num_rows: list[int] = []
     for place, source in spec.data.validations.items():
@@ -327,35 +332,6 @@ def _check_source_names(spec: TrainJob, findings: Findings) -> None:
         if name in metrics:
             detail = f"{name!r} is also the name of a metric, whose series could be read as those"
             findings.problem(f"/data/{place}", f"{detail} of a source: choose another name", "name")
-
-
-def _check_accuracies(
-    spec: TrainJob, shapes: Mapping[str, FieldShape], traced: Trace, findings: Findings
-) -> None:
-    for number, metric in enumerate(spec.metrics):
-        if not metric.is_evaluated:
-            continue
-        pointer = f"/metrics/{number}"
-        scores, target = operands_of(metric.inputs, f"{pointer}/inputs", traced, findings)
-        if metric.is_of_torchmetrics:
-            continue
-        both = f"{list(scores.shape)} and {list(target.shape)}"
-        field = shapes.get(metric.inputs[1])
-        dim = (field.dim if field else None) or 0
-        if scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
-            detail = "accuracy compares scores of shape [rows, classes] with integers of shape"
-            findings.problem(f"{pointer}/inputs", f"{detail} [rows], not {both}", "shape")
-        elif metric.top_k > scores.shape[1]:
-            detail = f"top_k is {metric.top_k}, and there are {scores.shape[1]} classes"
-            findings.problem(f"{pointer}/top_k", detail, "top_k")
-        elif dim > scores.shape[1]:
-            detail = f"field {metric.inputs[1]!r} has {dim} classes, the scores {scores.shape[1]}"
-            findings.problem(f"{pointer}/inputs/1", detail, "classes")
-    names = metric_names(spec.metrics)
-    if len(set(names)) < len(names):
-        findings.problem(
-            "/metrics", "two metrics have the same name; remove or name one", "duplicate"
-        )
 
 
 def _check_reads(spec: TrainJob, findings: Findings) -> None:

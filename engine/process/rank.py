@@ -29,6 +29,7 @@ from engine.diagnose.diagnose import TIMEOUT, Diagnosis
 from engine.distributed import group as groups
 from engine.distributed.group import ALONE, Group, connect
 from engine.distributed.waiting import snapshot
+from engine.evaluation import evaluate
 from engine.inference import infer
 from engine.inference.rows import Inputs
 from engine.network.placement import Placement
@@ -47,6 +48,7 @@ from glasshouse.processes import SHOW_STACKS
 from glasshouse.spec import (
     AnyJob,
     DiagnoseJob,
+    EvaluateJob,
     InferJob,
     Trained,
     TrainJob,
@@ -241,24 +243,8 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     # Watched and unwatched steps must take the same path: torch uses its attention fast path only
     # without hooks.
     torch.backends.mha.set_fastpath_enabled(False)
-    if isinstance(job.spec, InferJob):
-        torch.set_float32_matmul_precision("highest")
-        if job.checkpoint is None:
-            raise SpecFailed("The inference job was handed no checkpoint.")
-        table = None if job.spec.data is None else job.table(job.spec.data.dataset)
-        out = out if job.rank == 0 else Outputs(out.directory, _ignore)
-        state = infer.run(
-            job.spec,
-            job.trained_by,
-            Inputs(job.checkpoint, table, job.device),
-            control=control,
-            out=out,
-            group=job.join(),
-            stored=job.stored,
-        )
-        return End(control.ends_as if state == "cancelled" else state)
-    if isinstance(job.spec, DiagnoseJob):
-        state = _diagnosed(job, job.spec, control, out)
+    if not isinstance(job.spec, TrainJob):
+        state = _without_training(job, job.spec, control, out)
         return End(control.ends_as if state == "cancelled" else state)
     spec = job.spec
     be_deterministic(spec.deterministic)
@@ -301,6 +287,40 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for rows in (training, *judged.values()):
             if rows is not None:
                 rows.close()
+
+
+def _without_training(
+    job: Assignment,
+    spec: InferJob | EvaluateJob | DiagnoseJob,
+    control: RunControl,
+    out: Outputs,
+) -> str:
+    if isinstance(spec, DiagnoseJob):
+        return _diagnosed(job, spec, control, out)
+    if isinstance(spec, EvaluateJob):
+        return _evaluated(job, spec, control, out)
+    torch.set_float32_matmul_precision("highest")
+    if job.checkpoint is None:
+        raise SpecFailed("The inference job was handed no checkpoint.")
+    table = None if spec.data is None else job.table(spec.data.dataset)
+    return infer.run(
+        spec,
+        job.trained_by,
+        Inputs(job.checkpoint, table, job.device),
+        control=control,
+        out=out if job.rank == 0 else Outputs(out.directory, _ignore),
+        group=job.join(),
+        stored=job.stored,
+    )
+
+
+def _evaluated(job: Assignment, spec: EvaluateJob, control: RunControl, out: Outputs) -> str:
+    if job.checkpoint is None or not isinstance(job.trained_by, TrainJob):
+        raise SpecFailed("The evaluation was handed no checkpoint of a training job.")
+    be_deterministic(job.trained_by.deterministic)
+    torch.set_float32_matmul_precision(job.trained_by.matmul_precision)
+    inputs = Inputs(job.checkpoint, job.table(spec.data.dataset), job.device)
+    return evaluate.run(spec, job.trained_by, inputs, control=control, out=out)
 
 
 def _diagnosed(job: Assignment, spec: DiagnoseJob, control: RunControl, out: Outputs) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from glasshouse.errors import WorkerNotFound, WorkerRunning
 from models.database import now_ms
 from models.jobs.leases import Claim
+from models.jobs.needs import BRIEF
 from models.state import LIVE
 from models.tables import Device, Job, Worker, now
 
@@ -238,7 +239,7 @@ def devices_of(tx: Session, job: Job) -> list[Device]:
     """Return the devices that a job has now, or the cores that it shares; CUDA devices first."""
     query = select(Device).order_by(Device.kind.desc(), Device.number)
     held = list(tx.scalars(query.where(Device.job == job.id)))
-    if held or job.kind != "infer":
+    if held or job.kind not in BRIEF:
         return held
     shared = [one["id"] for one in job.devices if one["kind"] == "cpu"]
     return list(tx.scalars(query.where(Device.worker == job.worker, Device.id.in_(shared))))
@@ -402,10 +403,10 @@ def hold(
 
 
 def sharing(tx: Session) -> dict[str, int]:
-    """Return how many ``infer`` jobs each worker runs on cores of other jobs."""
+    """Return how many brief jobs each worker runs on cores of other jobs."""
     has_devices = exists(select(Device.id).where(Device.job == Job.id))
     query = select(Job.worker, func.count()).where(
-        Job.state.in_(LIVE), Job.kind == "infer", ~has_devices
+        Job.state.in_(LIVE), Job.kind.in_(BRIEF), ~has_devices
     )
     return {str(worker): int(count) for worker, count in tx.execute(query.group_by(Job.worker))}
 

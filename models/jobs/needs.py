@@ -7,6 +7,8 @@ from typing import Any
 from glasshouse.spec.parallel import num_processes
 
 GIB = 1 << 30
+BRIEF = ("infer", "evaluate")
+"""The kinds of job that use a trained network and end soon: they take the devices that are free."""
 
 
 def wants(resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +38,7 @@ class Need:
     more while no other job needs them; with CUDA devices see `num_cores`."""
     worker: str | None = None
     brief: bool = False
-    """Whether it is an ``infer`` job of one process: it takes what is free and may share a core."""
+    """Whether it is a brief job of one process: it takes what is free and may share a core."""
     processes: int = 1
     """Number of processes; each gets ``threads`` cores, or a CUDA device and cores beside it."""
     min_memory_bytes: int = 0
@@ -57,7 +59,7 @@ class Need:
             None if ids is None else tuple(ids),
             wants.get("threads"),
             wants.get("worker"),
-            job_kind == "infer" and (wants.get("processes") or 1) == 1,
+            job_kind in BRIEF and (wants.get("processes") or 1) == 1,
             wants.get("processes") or 1,
             int((wants.get("min_memory_gib") or 0) * GIB),
             job_kind == "train",

@@ -256,9 +256,9 @@ def environments(spec: Mapping[str, Any], held: Sequence[Device]) -> list[dict[s
 
 
 def _checkpoint(tx: Transaction, spec: dict[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint that inference runs or that training starts from, if any."""
+    """Return the checkpoint that a job runs or evaluates, or starts from, if any."""
     try:
-        if spec["kind"] != "infer":
+        if spec["kind"] not in ("infer", "evaluate"):
             begins = spec.get("init")
             return None if begins is None else checkpoints.get(tx, begins["checkpoint"], None)
         if spec.get("checkpoint"):

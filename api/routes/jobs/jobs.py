@@ -212,7 +212,7 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     page: Paged,
     *,
     state: Annotated[list[str] | None, Query(description="One or more states.")] = None,
-    kind: Annotated[Literal["train", "infer", "diagnose"] | None, Query()] = None,
+    kind: Annotated[Literal["train", "infer", "evaluate", "diagnose"] | None, Query()] = None,
     label: Annotated[
         list[str] | None, Query(description="`key:value`. A job must match all of them.")
     ] = None,

@@ -149,7 +149,7 @@ def delete(
 
 def list_jobs(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in these states.")] = None,
-    kind: Annotated[str | None, typer.Option(help="train, infer or diagnose.")] = None,
+    kind: Annotated[str | None, typer.Option(help="train, infer, evaluate or diagnose.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY:VALUE")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
@@ -232,7 +232,7 @@ def _add_data(client: Client, spec: dict[str, Any], sources: list[str]) -> None:
         first, _, name = part.partition("/")
         split = first if first in dataset.splits else next(iter(dataset.splits), "all")
         data = spec.setdefault("data", {})
-        rows = data if spec.get("kind") == "infer" else data.setdefault(first, {})
+        rows = data if spec.get("kind") in ("infer", "evaluate") else data.setdefault(first, {})
         rows = rows.setdefault(name, {}) if name else rows
         rows |= {"dataset": dataset.id, "split": split}
     for rows in sources_in(spec):
