@@ -256,7 +256,7 @@ class _Progress:
 def bounded(result: Mapping[str, Any], limit: int = RESULT_BYTES) -> dict[str, Any]:
     """Return a result of at most ``limit`` bytes of JSON, with what it lost as ``left_out``.
 
-    Curves lose their points and keep their areas; other parts are left out as a whole.
+    Curves lose their points and keep their areas; other parts are removed as a whole.
     """
     found, left_out = dict(result), list[str]()
     for name in _LARGE:

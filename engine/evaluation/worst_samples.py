@@ -14,7 +14,7 @@ from engine.inference.classes import Classes
 from engine.losses.losses import Losses
 
 _MAX_VALUES = 16
-"""Targets and predictions with more values for a row are left out."""
+"""Targets and predictions with more values for a row are not listed."""
 
 
 def row_losses(losses: Losses, values: Mapping[str, Tensor]) -> Tensor:

@@ -80,8 +80,8 @@ class Devices(Spec):
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     """``cpu``: CPU cores. ``cuda``: a CUDA device. ``auto``: a CUDA device if a worker has a
-    healthy one, else CPU cores; an ``infer`` job also uses CPU cores if all CUDA devices are
-    busy."""
+    healthy one, else CPU cores; ``infer`` and ``evaluate`` jobs also use CPU cores if all CUDA
+    devices are busy."""
     count: int | None = Constraint(default=None, ge=1, le=MAX_PROCESSES)
     """Number of CUDA devices. Several need ``parallel``. Requires ``type`` ``cuda``; not together
     with ``ids``. Default: one, or ``parallel.processes``; ``parallel.strategy`` ``placed`` needs
@@ -96,9 +96,10 @@ class Devices(Spec):
     """Number of CPU cores of each process, each with one torch thread, from the start to the end;
     on CUDA they launch kernels and prepare batches. Requires ``type`` ``cpu`` or ``cuda``. Default
     on CPU cores: at least one, and those that no other job needs, so the number changes as jobs
-    come and leave; for ``infer`` jobs, half of the worker's cores if they are free, at least one.
-    Default on CUDA: one torch thread, and cores for it and for each of ``data.workers``, but no
-    more than the worker has; for ``infer`` jobs, one core if it is free. Example: ``4``."""
+    come and leave; for ``infer`` and ``evaluate`` jobs, half of the worker's cores if they are
+    free, at least one. Default on CUDA: one torch thread, and cores for it and for each of
+    ``data.workers``, but no more than the worker has; for ``infer`` and ``evaluate`` jobs, one core
+    if it is free. Example: ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
     min_memory_gib: PositiveFloat | None = Constraint(default=None, le=1_000_000)

@@ -343,6 +343,33 @@ def test_predictions_show_each_class_and_the_least_confident_rows_first(
     assert download.value.path().stat().st_size == file["size_bytes"]
 
 
+def test_an_evaluation_shows_metrics_the_confusion_matrix_and_the_worst_samples(
+    page: Page, client: gh.Client, ended: gh.Job, digits: str, axe: Axe
+):
+    data = {"dataset": digits, "split": "test"}
+    asked = {"kind": "evaluate", "job": ended.id, "data": data, "by": "label", "worst": 5}
+    asked |= {"want": ["confusion", "calibration", "worst_samples"]}
+    job = client.jobs.create(asked).wait(timeout=120)
+    result = job.result()
+    page.goto(f"/jobs/{job.id}")
+    metrics = page.get_by_role("region", name="Metrics", exact=True).first
+    expect(metrics.get_by_role("rowheader", name="loss", exact=True)).to_be_visible()
+    matrix = page.locator(".confusion tbody tr")
+    expect(matrix).to_have_count(10)
+    cell = matrix.nth(3).get_by_role("cell").nth(3)
+    expect(cell).to_contain_text(str(result["confusion"][3][3]))
+    share = result["confusion"][3][3] / sum(result["confusion"][3])
+    expect(cell).to_contain_text(f"{share * 100:.1f}")
+    worst = page.get_by_role("region", name="Worst samples").first.locator("tbody tr")
+    expect(worst).to_have_count(5)
+    expect(worst.first.get_by_role("cell").first).to_have_text(
+        str(result["worst_samples"][0]["row"])
+    )
+    expect(page.get_by_role("heading", name="By label")).to_be_visible()
+    expect(page.get_by_role("link", name="evaluation.json")).to_be_visible()
+    axe(page)
+
+
 def test_predictions_show_class_names(page: Page, client: gh.Client):
     rows = [f"{n},{n % 3},{('fig', 'apple', 'pear')[n % 3]}" for n in range(30)]
     content = "\n".join(["a,b,fruit", *rows]).encode()

@@ -6,6 +6,7 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
+from glasshouse.client.aio.evaluation import AsyncEvaluating
 from glasshouse.client.aio.inference import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
 from glasshouse.client.aio.models import AsyncModels, checkpoint_of
@@ -30,6 +31,7 @@ from glasshouse.client.connection.requests import API, Request, with_json
 from glasshouse.client.data.tensors import Array
 from glasshouse.client.training.arguments import diagnose_spec
 from glasshouse.client.training.specs import (
+    EvaluateOptions,
     InferOptions,
     JobOptions,
     ResultField,
@@ -272,6 +274,36 @@ class AsyncClient:
             source = await checkpoint_of(self._transport, source)
         running = AsyncInferring(self.jobs, self.datasets, self.checkpoints)
         return await running.run(source, (inputs, data), outputs, fields, options)
+
+    async def evaluate(
+        self,
+        source: AsyncJob | AsyncCheckpoint | str,
+        data: Any,
+        *,
+        metrics: Sequence[Any] = (),
+        want: Sequence[str] | None = None,
+        by: Sequence[str] | str | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> dict[str, Any]:
+        """Evaluate a trained network on rows of a dataset.
+
+        Blocks until the evaluation job has ended.
+
+        Args:
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            data: a dataset, its id or name, or ``{"dataset", "split"}``. Default split: ``test``.
+            metrics: metrics in addition to those of the training job, as in a spec.
+            want: any of ``confusion``, ``pr_curve``, ``roc_curve``, ``calibration`` and
+                ``worst_samples``. Default: all that apply to the loss.
+            by: columns of the dataset; losses and metrics are also computed for each value.
+            options: ``worst``, ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+
+        Returns:
+            The whole result: ``metrics`` with ``loss``, ``rows``, and what ``want`` and ``by`` ask
+            for. Outside ``metrics``, NaN and infinite numbers are strings.
+        """
+        evaluating = AsyncEvaluating(self.jobs, self.datasets)
+        return await evaluating.run(source, data, metrics, want, by, options)
 
     async def diagnose(
         self,

@@ -51,14 +51,14 @@ class AsyncInferring:
         wanted = [fields] if isinstance(fields, str) else fields
         settled: Document = dict(options)
         settle_device(settled)
-        spec: Document = {"kind": "infer", **_source(source), **settled}
+        spec: Document = {"kind": "infer", **source_of(source), **settled}
         if wanted is not None:
             spec["fields"] = list(wanted)
         if outputs is not None:
             spec["outputs"] = list(outputs)
         uploaded: AsyncDataset | None = None
         if inputs is None:
-            spec["data"] = await self._rows(data)
+            spec["data"] = await rows_of(self._datasets, data)
         else:
             uploaded = await self._add_inputs(spec, source, inputs)
         try:
@@ -89,14 +89,6 @@ class AsyncInferring:
         spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
         return dataset
 
-    async def _rows(self, data: Any) -> Document:
-        """The data source of a dataset. The default split is ``test``."""
-        if isinstance(data, str):
-            data = await self._datasets.named(data)
-        if isinstance(data, AsyncDataset):
-            return {"dataset": data.id, "split": first_split(data, "test")}
-        return cast("Document", as_document(data))
-
     async def _trained_by(self, source: Source) -> Document:
         """The spec of the job that trained a network, or the network uploaded with its weights."""
         if isinstance(source, AsyncJob):
@@ -117,6 +109,16 @@ async def _discard(dataset: AsyncDataset) -> None:
         return
 
 
-def _source(source: Source) -> Document:
+def source_of(source: Source) -> Document:
+    """The part of a spec that names a trained network."""
     name = source if isinstance(source, str) else source.id
     return {"checkpoint" if name.startswith("ckpt_") else "job": name}
+
+
+async def rows_of(datasets: AsyncDatasets, data: Any) -> Document:
+    """The data source of a dataset. The default split is ``test``."""
+    if isinstance(data, str):
+        data = await datasets.named(data)
+    if isinstance(data, AsyncDataset):
+        return {"dataset": data.id, "split": first_split(data, "test")}
+    return cast("Document", as_document(data))

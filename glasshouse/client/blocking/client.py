@@ -7,6 +7,7 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
+from glasshouse.client.blocking.evaluation import Evaluating
 from glasshouse.client.blocking.inference import Inferring
 from glasshouse.client.blocking.job import Job
 from glasshouse.client.blocking.models import Models, checkpoint_of
@@ -31,6 +32,7 @@ from glasshouse.client.connection.requests import API, Request, with_json
 from glasshouse.client.data.tensors import Array
 from glasshouse.client.training.arguments import diagnose_spec
 from glasshouse.client.training.specs import (
+    EvaluateOptions,
     InferOptions,
     JobOptions,
     ResultField,
@@ -273,6 +275,36 @@ class Client:
             source = checkpoint_of(self._transport, source)
         running = Inferring(self.jobs, self.datasets, self.checkpoints)
         return running.run(source, (inputs, data), outputs, fields, options)
+
+    def evaluate(
+        self,
+        source: Job | Checkpoint | str,
+        data: Any,
+        *,
+        metrics: Sequence[Any] = (),
+        want: Sequence[str] | None = None,
+        by: Sequence[str] | str | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> dict[str, Any]:
+        """Evaluate a trained network on rows of a dataset.
+
+        Blocks until the evaluation job has ended.
+
+        Args:
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            data: a dataset, its id or name, or ``{"dataset", "split"}``. Default split: ``test``.
+            metrics: metrics in addition to those of the training job, as in a spec.
+            want: any of ``confusion``, ``pr_curve``, ``roc_curve``, ``calibration`` and
+                ``worst_samples``. Default: all that apply to the loss.
+            by: columns of the dataset; losses and metrics are also computed for each value.
+            options: ``worst``, ``name``, ``labels``, ``priority``, ``device``, ``devices``.
+
+        Returns:
+            The whole result: ``metrics`` with ``loss``, ``rows``, and what ``want`` and ``by`` ask
+            for. Outside ``metrics``, NaN and infinite numbers are strings.
+        """
+        evaluating = Evaluating(self.jobs, self.datasets)
+        return evaluating.run(source, data, metrics, want, by, options)
 
     def diagnose(
         self,

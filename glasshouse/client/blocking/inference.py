@@ -50,14 +50,14 @@ class Inferring:
         wanted = [fields] if isinstance(fields, str) else fields
         settled: Document = dict(options)
         settle_device(settled)
-        spec: Document = {"kind": "infer", **_source(source), **settled}
+        spec: Document = {"kind": "infer", **source_of(source), **settled}
         if wanted is not None:
             spec["fields"] = list(wanted)
         if outputs is not None:
             spec["outputs"] = list(outputs)
         uploaded: Dataset | None = None
         if inputs is None:
-            spec["data"] = self._rows(data)
+            spec["data"] = rows_of(self._datasets, data)
         else:
             uploaded = self._add_inputs(spec, source, inputs)
         try:
@@ -88,14 +88,6 @@ class Inferring:
         spec["data"] = {"dataset": dataset.id, "split": "test", "fields": fields}
         return dataset
 
-    def _rows(self, data: Any) -> Document:
-        """The data source of a dataset. The default split is ``test``."""
-        if isinstance(data, str):
-            data = self._datasets.named(data)
-        if isinstance(data, Dataset):
-            return {"dataset": data.id, "split": first_split(data, "test")}
-        return cast("Document", as_document(data))
-
     def _trained_by(self, source: Source) -> Document:
         """The spec of the job that trained a network, or the network uploaded with its weights."""
         if isinstance(source, Job):
@@ -116,6 +108,16 @@ def _discard(dataset: Dataset) -> None:
         return
 
 
-def _source(source: Source) -> Document:
+def source_of(source: Source) -> Document:
+    """The part of a spec that names a trained network."""
     name = source if isinstance(source, str) else source.id
     return {"checkpoint" if name.startswith("ckpt_") else "job": name}
+
+
+def rows_of(datasets: Datasets, data: Any) -> Document:
+    """The data source of a dataset. The default split is ``test``."""
+    if isinstance(data, str):
+        data = datasets.named(data)
+    if isinstance(data, Dataset):
+        return {"dataset": data.id, "split": first_split(data, "test")}
+    return cast("Document", as_document(data))

@@ -50,6 +50,13 @@ class InferOptions(JobOptions, total=False):
     """Layout of outputs with a value per step."""
 
 
+class EvaluateOptions(JobOptions, total=False):
+    """Options of `Client.evaluate`."""
+
+    worst: int
+    """Number of worst samples. Default: 20."""
+
+
 class TrainOptions(JobOptions, total=False):
     """Options of `Client.train`. Unless noted, an unset option has the default of the service."""
 

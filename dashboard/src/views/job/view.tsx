@@ -8,6 +8,7 @@ import { part } from "../../ui/part";
 import { Empty, Loading, ProblemBox } from "../../ui/state";
 import { Checkpoints } from "./checkpoints";
 import { Diagnosis } from "./diagnosis";
+import { Evaluation } from "./evaluation";
 import { Events } from "./logs/events";
 import { Header } from "./header";
 import { Logs } from "./logs/logs";
@@ -45,7 +46,7 @@ function useTitle(job: Job | null): void {
 }
 
 const NAMES: Record<string, string> = { overview: "Overview", inside: "Inside", logs: "Logs", events: "Events", checkpoints: "Checkpoints", predictions: "Predictions", spec: "Spec" };
-const OF_KIND: Record<Job["kind"], readonly string[]> = { train: ["inside", "checkpoints"], infer: ["predictions"], diagnose: [] };
+const OF_KIND: Record<Job["kind"], readonly string[]> = { train: ["inside", "checkpoints"], infer: ["predictions"], evaluate: [], diagnose: [] };
 const OF_SOME = Object.values(OF_KIND).flat();
 
 function Tabs({ job, tab }: { job: Job; tab: string }) {
@@ -60,6 +61,7 @@ function Tabs({ job, tab }: { job: Job; tab: string }) {
 
 function First({ job }: { job: Job }) {
   if (job.kind === "diagnose") return <Diagnosis job={job} />;
+  if (job.kind === "evaluate") return <Evaluation job={job} />;
   return job.kind === "infer" && !job.error ? <Predictions job={job} /> : <Overview job={job} />;
 }
 

@@ -28,6 +28,7 @@ export function Filters({ query, change }: Props) {
           <option value="">any</option>
           <option>train</option>
           <option>infer</option>
+          <option>evaluate</option>
           <option>diagnose</option>
         </select>
       </label>

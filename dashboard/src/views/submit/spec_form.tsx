@@ -22,7 +22,7 @@ const SECTIONS: readonly [title: string, names: readonly string[]][] = [
 ];
 const SORTED = new Set(SECTIONS.flatMap(([, names]) => names));
 const OTHERS = "Other fields";
-const MODELS: Record<string, string> = { infer: "InferJob", diagnose: "DiagnoseJob" };
+const MODELS: Record<string, string> = { infer: "InferJob", evaluate: "EvaluateJob", diagnose: "DiagnoseJob" };
 
 interface Shown { draft: Draft; known: Known; planned: Planned; datasets: Dataset[]; choosePreset(name: string): void }
 

@@ -37,6 +37,12 @@ export function Predictions({ job }: { job: Job }) {
   );
 }
 
+/** The files of a job. */
+export function ResultFiles({ job }: { job: Job }) {
+  const files = useLive<Page<Artifact>>(`jobs/${job.id}/artifacts`, pollEvery(job, 3));
+  return <Files files={files.value?.data ?? []} />;
+}
+
 function Files({ files }: { files: readonly Artifact[] }) {
   if (!files.length) return null;
   return (
