@@ -65,6 +65,8 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.KeepBest,
     spec.InferJob,
     spec.InferData,
+    spec.EvaluateJob,
+    spec.EvaluateData,
     spec.Flatten,
     spec.DiagnoseJob,
 )

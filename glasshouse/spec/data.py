@@ -40,6 +40,17 @@ def size_of(text: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
+def check_fraction(fraction: tuple[float, float] | None) -> None:
+    """Check the field ``fraction`` of rows.
+
+    Raises:
+        WrongAt: it is not a part of the rows.
+    """
+    if fraction is not None and not 0 <= fraction[0] < fraction[1] <= 1:
+        detail = "fraction must be [from, to] with 0 <= from < to <= 1"
+        raise WrongAt("fraction", detail=f"{detail} (got {[*fraction]})")
+
+
 class Source(Spec):
     """Rows of one dataset."""
 
@@ -56,9 +67,7 @@ class Source(Spec):
 
     @model_validator(mode="after")
     def _check_fraction(self) -> Self:
-        if self.fraction is not None and not 0 <= self.fraction[0] < self.fraction[1] <= 1:
-            detail = "fraction must be [from, to] with 0 <= from < to <= 1"
-            raise WrongAt("fraction", detail=f"{detail} (got {[*self.fraction]})")
+        check_fraction(self.fraction)
         return self
 
 

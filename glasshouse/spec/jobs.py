@@ -16,7 +16,7 @@ from pydantic import Field as Constraint
 from pydantic_core import PydanticCustomError
 
 from glasshouse.spec.clipping import GradClip
-from glasshouse.spec.data import Data, Field, Source
+from glasshouse.spec.data import Data, Field, Source, check_fraction
 from glasshouse.spec.guards import Guards
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Input
@@ -631,7 +631,7 @@ class EvaluateData(InferData):
 
     @model_validator(mode="after")
     def _check_fraction(self) -> Self:
-        self.source()
+        check_fraction(self.fraction)
         return self
 
     def source(self) -> Source:

@@ -92,12 +92,7 @@ def _print(result: dict[str, Any]) -> None:
         ["metric", "value"], [[n, figure(v)] for n, v in metrics.items()], short={"metric"}
     )
     for column, found in result.get("by", {}).items():
-        names = list(next(iter(found.values()), {}))
-        rows = [
-            [key, *(figure(jsonio.number(own[n])) for n in names)] for key, own in found.items()
-        ]
-        output.line("")
-        output.table([column, *names], rows, short={column}, numbers=names)
+        _print_values(column, found)
     _print_confusion(result)
     for name, keys in (
         ("pr_curve", ["mean_average_precision"]),
@@ -112,6 +107,14 @@ def _print(result: dict[str, Any]) -> None:
         rows = [[_cell(one.get(name, "")) for name in names] for one in samples[:_SHOWN]]
         output.line("")
         output.table([f"worst {names[0]}", *names[1:]], rows, short=set(), numbers=names)
+
+
+def _print_values(column: str, found: dict[str, dict[str, Any]]) -> None:
+    """Print the losses and metrics of each value of a column."""
+    names = list(dict.fromkeys(name for own in found.values() for name in own))
+    rows = [[key, *(_cell(own.get(name, "")) for name in names)] for key, own in found.items()]
+    output.line("")
+    output.table([column, *names], rows, short={column}, numbers=names)
 
 
 def _print_confusion(result: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tests.unit.glasshouse.test_error_messages import TRAIN
 SPEC = Path(spec.__file__).parent
 BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)
 INFER: dict[str, Any] = {"kind": "infer", "checkpoint": "ckpt_1", "data": {"dataset": "ds"}}
+EVALUATE: dict[str, Any] = {**INFER, "kind": "evaluate"}
 DIAGNOSE: dict[str, Any] = {"kind": "diagnose", "parallel": {"processes": 2}}
 UPLOAD: dict[str, Any] = {
     "kind": "upload",
@@ -547,6 +548,43 @@ CASES: dict[str, Broken] = {
     "data and inputs": Broken(
         {"inputs": {"x": [[1]]}}, "/inputs", ("only one of data, inputs",), INFER
     ),
+    # an evaluation
+    "a checkpoint and a job to evaluate": Broken(
+        {"job": "job_1"}, "/job", ("only one of checkpoint, job", "'job_1'"), EVALUATE
+    ),
+    "several devices for an evaluation": Broken(
+        {"devices": {"type": "cuda", "count": 2}},
+        "/devices/count",
+        ("2 devices", "one process", "ask for one"),
+        EVALUATE,
+    ),
+    "a metric of training batches": Broken(
+        {"metrics": [{"type": "l2", "inputs": ["fc"]}]},
+        "/metrics/0/type",
+        ("l2", "name accuracy"),
+        EVALUATE,
+    ),
+    "an interval of an evaluation": Broken(
+        {"metrics": [{**ACCURACY, "every": 3}]},
+        "/metrics/0/every",
+        ("every (3)", "remove every"),
+        EVALUATE,
+    ),
+    "the number of what is not wanted": Broken(
+        {"want": ["confusion"], "worst": 3},
+        "/worst",
+        ("worst (3)", "worst_samples", "remove worst"),
+        EVALUATE,
+    ),
+    "wanted twice": Broken(
+        {"want": ["confusion", "confusion"]},
+        "/want/1",
+        ("'confusion'", "twice", "once"),
+        EVALUATE,
+    ),
+    "a fraction to evaluate": Broken(
+        {"data": {"fraction": [0.8, 0.2]}}, "/data/fraction", ("[0.8, 0.2]", "from < to"), EVALUATE
+    ),
     # an uploaded network
     "an uploaded layer named like a field": Broken(
         {}, "/network/layers/0", ("'x'", "rename"), UPLOAD
@@ -843,7 +881,7 @@ def broken(case: Broken) -> tuple[dict[str, Any], ValidationError]:
 def test_a_broken_rule_names_field_value_and_fix(case: Broken):
     body = merged(case.body, case.change)
     models = {"train": spec.TrainJob, "infer": spec.InferJob, "diagnose": spec.DiagnoseJob}
-    model = {**models, "upload": UploadedNetwork}[body["kind"]]
+    model = {**models, "evaluate": spec.EvaluateJob, "upload": UploadedNetwork}[body["kind"]]
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(body))
     (problem,) = problems_in(caught.value.errors(include_url=False), body, model)
@@ -852,7 +890,7 @@ def test_a_broken_rule_names_field_value_and_fix(case: Broken):
 
 
 def test_the_bodies_are_right_without_the_change():
-    for body in (TRAIN, INFER, DIAGNOSE):
+    for body in (TRAIN, INFER, EVALUATE, DIAGNOSE):
         BODIES.validate_json(json.dumps(body))
 
 
