@@ -318,6 +318,99 @@ def test_a_tagger_counts_the_steps_of_all_rows(tmp_path: Path):
     assert sum(part["count"] for part in mine["calibration"]["bins"]) == len(tags)
 
 
+def language_model(**changes: Any) -> dict[str, Any]:
+    """Characters of a text, with their scores as [rows, steps, classes] in ``fc``."""
+    windows = {"type": "language_model", "tokens": "characters", "length": 4, "stride": 4}
+    layers = [
+        {"name": "emb", "type": "Embedding", "args": {"embedding_dim": 4}, "inputs": ["input"]},
+        {"name": "gru", "type": "GRU", "args": {"hidden_size": 6, "batch_first": True}},
+        {"name": "fc", "type": "Linear", "args": {"out_features": 40}},
+        {"name": "classes", "type": "permute", "args": {"dims": [0, 2, 1]}},
+    ]
+    layers[1] |= changes
+    fields = {"input": {"type": "integer_sequence"}, "target": {"type": "integer_sequence"}}
+    rows = {"dataset": "ds_1"}
+    return spec(
+        network={"layers": layers},
+        loss={"type": "CrossEntropyLoss", "inputs": ["classes", "target"]},
+        data={"train": rows, "validation": rows, "windows": windows, "fields": fields}
+        | {"batch_size": 8, "shuffle": {"enabled": not changes}},
+        stop={"steps": 3},
+    )
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [{"text": f"the quick brown fox {number} jumps"} for number in range(12)]
+    return write_ragged(tmp_path_factory.mktemp("lines"), rows)
+
+
+def test_a_language_model_has_the_perplexity_of_its_loss(lines: Path, tmp_path: Path):
+    found = train(tmp_path / "job", language_model(), lines)
+    metric = {"type": "Perplexity", "inputs": ["fc", "target"]}
+    split = {"split": "all", "batch_size": 8}
+    mine = evaluate(tmp_path / "eval", found, data=split, metrics=[metric])
+    assert mine["metrics"]["loss"] == found[3]["validation/loss"]
+    assert mine["metrics"]["Perplexity"] == pytest.approx(math.exp(mine["metrics"]["loss"]))
+    assert sum(map(sum, mine["confusion"])) == 4 * mine["rows"]
+    problems = errors(body_of(data=split, by="text"), meta_of(lines), network=found[0])
+    assert "windows" in problems["/by"]
+
+
+def test_a_network_with_a_hidden_state_needs_the_batch_size_of_training(
+    lines: Path, tmp_path: Path
+):
+    found = train(tmp_path / "job", language_model(stateful=True), lines)
+    mine = evaluate(tmp_path / "eval", found, data={"split": "all", "batch_size": 8}, want=[])
+    assert mine["metrics"]["loss"] == found[3]["validation/loss"]
+    asked = body_of(data={"split": "all", "batch_size": 9})
+    problems = errors(asked, meta_of(lines), network=found[0])
+    assert "set 8" in problems["/data/batch_size"]
+
+
+def test_rows_that_do_not_fit_are_left_out_and_listed(trained: Trained, tmp_path: Path):
+    images = np.load(trained[2] / "test" / "0.npy")[:20]
+    labels = np.load(trained[2] / "test" / "1.npy")[:20].copy()
+    labels[[3, 7]] = 10
+    columns = {"image": images, "label": labels}
+    table = write_table(tmp_path / "data", columns, {"test": slice(0, 20)})
+    flawed = (trained[0], trained[1], table, {})
+    mine = evaluate(tmp_path / "eval", flawed, data={"on_bad_row": "drop"}, worst=18)
+    assert mine["rows"] == 18
+    rows = {one["row"] for one in mine["worst_samples"]}
+    assert rows == {*range(20)} - {3, 7}
+    bad = (tmp_path / "eval" / "artifacts" / "bad_rows.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in bad] == [3, 7]
+    scores, _ = outputs((trained[0], trained[1], table, {}))
+    kept = sorted(rows)
+    loss = nn.functional.cross_entropy(scores[kept], torch.from_numpy(labels[kept]))
+    assert mine["metrics"]["loss"] == pytest.approx(float(loss))
+
+
+def test_class_names_are_those_of_the_training_data(tmp_path: Path):
+    names = ("fig", "apple", "pear")
+    rows = [{"x": [float(n), n % 3 * 1.0], "fruit": names[n % 3]} for n in range(30)]
+    table = write_ragged(tmp_path / "data", rows)
+    listed = sorted(names)
+    fields = {"x": {"type": "dense"}, "fruit": {"type": "integer", "classes": listed}}
+    body = spec(
+        network={"layers": [{"name": "fc", "type": "Linear", "args": {"out_features": 3}}]},
+        loss={"type": "CrossEntropyLoss", "inputs": ["fc", "fruit"]},
+        data={"train": {"dataset": "ds_1"}, "fields": fields},
+        stop={"steps": 2},
+    )
+    found = train(tmp_path / "job", body, table)
+    mine = evaluate(tmp_path / "eval", found, data={"split": "all"}, by="fruit", worst=30)
+    assert mine["classes"] == listed
+    assert [*mine["by"]["fruit"]] == listed
+    assert {key: own["rows"] for key, own in mine["by"]["fruit"].items()} == dict.fromkeys(
+        listed, 10
+    )
+    for one in mine["worst_samples"]:
+        assert one["target_class"] == rows[one["row"]]["fruit"]
+        assert one["prediction_class"] == listed[one["prediction"]]
+
+
 def test_a_large_result_loses_its_largest_parts_and_says_which():
     points = {"thresholds": [0.5] * 5000, "precision": [[0.5] * 5000], "average_precision": [0.5]}
     found = bounded({"rows": 3, "pr_curve": points, "confusion": [[1]]}, 10_000)
