@@ -54,5 +54,7 @@ def test_the_command_line_evaluates(local_service: LocalService, trained: Job, d
     assert "250 rows" in printed
     assert "MulticlassF1Score" in printed
     assert "mean_auroc" in printed
+    shown = local_service.command("show", "last")
+    assert "mean_auroc" in shown
     found = json.loads(local_service.command(*given, "--want", "calibration", "--json"))
     assert "expected_calibration_error" in found["calibration"]

@@ -1,4 +1,4 @@
-"""The command that evaluates a trained network, and how its result is printed."""
+"""The command that evaluates a trained network."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,17 +7,15 @@ import typer
 
 from glasshouse import jsonio
 from glasshouse.cli.arguments import references
+from glasshouse.cli.jobs import evaluation_result
 from glasshouse.cli.jobs.jobs import OnDevice, dataset_of_source
 from glasshouse.cli.jobs.results import InferData, OnBadRow, Source, Split, Timeout
 from glasshouse.cli.jobs.watch import detaching
 from glasshouse.cli.terminal import output
-from glasshouse.cli.terminal.output import Json, figure
+from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client
 from glasshouse.client.training.arguments import device_of
 from glasshouse.client.training.sources import first_split
-
-_SHOWN = 5
-_MOST_CLASSES = 20
 
 Want = Annotated[
     str | None,
@@ -74,7 +72,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if json:
         output.document({"job": job.id, **result})
     else:
-        _print(result)
+        evaluation_result.print_result(result)
 
 
 def _metric(text: str) -> Any:
@@ -82,51 +80,3 @@ def _metric(text: str) -> Any:
         return jsonio.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no JSON: {error}", param_hint="--metric") from None
-
-
-def _print(result: dict[str, Any]) -> None:
-    """Print the metrics, and of everything else a summary."""
-    output.line(f"{result['rows']} rows, step {result['step']}")
-    metrics = {name: jsonio.number(value) for name, value in result["metrics"].items()}
-    output.table(
-        ["metric", "value"], [[n, figure(v)] for n, v in metrics.items()], short={"metric"}
-    )
-    for column, found in result.get("by", {}).items():
-        _print_values(column, found)
-    _print_confusion(result)
-    for name, keys in (
-        ("pr_curve", ["mean_average_precision"]),
-        ("roc_curve", ["mean_auroc"]),
-        ("calibration", ["expected_calibration_error", "brier_score"]),
-    ):
-        found = result.get(name, {})
-        for key in (key for key in keys if key in found):
-            output.line(f"{key} {figure(jsonio.number(found[key]))}")
-    if samples := result.get("worst_samples"):
-        names = [name for name in samples[0] if not isinstance(samples[0][name], list)]
-        rows = [[_cell(one.get(name, "")) for name in names] for one in samples[:_SHOWN]]
-        output.line("")
-        output.table([f"worst {names[0]}", *names[1:]], rows, short=set(), numbers=names)
-
-
-def _print_values(column: str, found: dict[str, dict[str, Any]]) -> None:
-    """Print the losses and metrics of each value of a column."""
-    names = list(dict.fromkeys(name for own in found.values() for name in own))
-    rows = [[key, *(_cell(own.get(name, "")) for name in names)] for key, own in found.items()]
-    output.line("")
-    output.table([column, *names], rows, short={column}, numbers=names)
-
-
-def _print_confusion(result: dict[str, Any]) -> None:
-    counts = result.get("confusion")
-    if counts is None or len(counts) > _MOST_CLASSES:
-        return
-    names = [str(name) for name in result.get("classes") or range(len(counts))]
-    rows = [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
-    output.line("")
-    output.table(["true class", *names], rows, short={"true class"}, numbers=names)
-
-
-def _cell(value: Any) -> str:
-    number = jsonio.number(value)
-    return figure(number) if isinstance(number, float) else str(value)

@@ -8,7 +8,7 @@ import typer
 
 from glasshouse import jsonio
 from glasshouse.cli.arguments import completion, overrides, references
-from glasshouse.cli.jobs import diagnosis
+from glasshouse.cli.jobs import diagnosis, evaluation_result
 from glasshouse.cli.jobs.watch import detaching, follow
 from glasshouse.cli.terminal import durations, output
 from glasshouse.cli.terminal.output import Json
@@ -117,6 +117,7 @@ def show(job: JobId, json: Json = False) -> None:
         output.line("")
         output.table(["metric", *columns], rows, short={"metric"}, numbers=columns)
     diagnosis.show(found.data)
+    evaluation_result.show(found.data)
     if found.error is not None:
         output.message(f"\nfailed: {found.error['message']}")
         if found.error.get("hint"):
