@@ -63,8 +63,7 @@ class ByValue:
 
     def __init__(self, column: str, whole: TrainJob, losses: Losses, table: StoredTable) -> None:
         self._column, self._whole, self._losses, self._table = column, whole, losses, table
-        assert whole.data.validation is not None  # noqa: S101 (`evaluated` sets it)
-        self._split = whole.data.validation.split
+        self._split = whole.data.whole.split
         described = table.described(column)
         self._is_text = described["dtype"] == "string"
         self._names: Sequence[str] | None = described.get("classes")

@@ -156,8 +156,8 @@ class Evaluation:
     def result(self) -> dict[str, Any]:
         """Return everything, with non-finite numbers as such."""
         figures = {} if self._sums is None else self._losses.figures(self._sums)
-        series = self._metrics.finish(self._step)
-        figures |= {name.removeprefix("validation/"): value for name, value in series.items()}
+        figures |= self._metrics.finish("validation")
+        self._metrics.keep(self._step)
         found: dict[str, Any] = {"rows": self._num_rows, "step": self._step, "metrics": figures}
         found |= {} if self._parts is None else self._parts.result()
         if self._by:

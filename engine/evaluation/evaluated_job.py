@@ -81,8 +81,8 @@ def rows_of(
     Raises:
         DataFailed: they cannot be read, or do not fit the fields.
     """
-    source, data = whole.data.validation, whole.data
-    if source is None or inputs.table is None:
+    source, data = whole.data.whole, whole.data
+    if inputs.table is None:
         raise DataFailed("The evaluation was handed no rows.")
     table = StoredTable(inputs.table.directory)
     preparing = Preparing.of(data, Prepared.of(inputs.checkpoint))

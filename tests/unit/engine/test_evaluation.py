@@ -88,6 +88,14 @@ def test_the_loss_and_metrics_are_those_of_the_training_jobs_evaluation(
     assert (found["rows"], found["step"]) == (97, 10)
 
 
+def test_a_metric_that_is_a_matrix_is_a_file(trained: Trained, tmp_path: Path):
+    metric = {**F1, "type": "MulticlassConfusionMatrix", "name": "matrix"}
+    found = evaluate(tmp_path, trained, want=["confusion"], metrics=[metric])
+    kept = load_file(tmp_path / "artifacts" / f"metrics-{found['step']}.safetensors")
+    assert kept["matrix"].tolist() == found["confusion"]
+    assert "matrix" not in found["metrics"]
+
+
 def test_confusion_counts_targets_by_prediction(trained: Trained, tmp_path: Path):
     found = evaluate(tmp_path, trained, want=["confusion"])
     scores, labels = outputs(trained)
