@@ -15,7 +15,7 @@ from engine.inference.rows import READ_AHEAD, Inputs, like_trained
 from engine.metrics.metrics import metric_names
 from engine.training.training_rows import fields_read
 from glasshouse.errors import DataFailed
-from glasshouse.spec import EvaluateJob, Metric, Shuffle, TrainJob
+from glasshouse.spec import Evaluate, EvaluateJob, Metric, Shuffle, TrainJob
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ def _is_same(mine: Metric, known: Metric) -> bool:
 def evaluated(job: EvaluateJob, trained: TrainJob) -> TrainJob:
     """Return the training job as if its validation data were the rows of an evaluation."""
     source = job.data.source()
-    whole = trained.model_copy(update={"metrics": Metrics.of(job, trained).all})
+    whole = trained.model_copy(
+        update={"metrics": Metrics.of(job, trained).all, "evaluate": Evaluate(every_epochs=1)}
+    )
     given = job.data.fields or {}
     fields = {
         name: like_trained(given[name], field) if name in given else unchanged(field)

@@ -172,13 +172,11 @@ def _check_metrics(  # noqa: PLR0913, PLR0917 (two jobs, and what is known of th
     findings: Findings,
 ) -> None:
     """Check all metrics; a problem of one that the training job names points to that job."""
-    own, asked = Findings(), whole
-    if whole.evaluate is None:  # what it evaluated is not asked here, but that it does
-        asked = whole.model_copy(update={"evaluate": True})
+    own = Findings()
     try:
         check_accuracies(whole, shapes, traced, own)
         own.stop()
-        epoch_metrics.check(asked, traced, shapes, num_rows, own)
+        epoch_metrics.check(whole, traced, shapes, num_rows, own)
         own.stop()
     except SpecProblems as cause:
         num_named = Metrics.of(spec, trained).num_named

@@ -78,8 +78,9 @@ def answer(request: Any) -> dict[str, Any]:
 
 def _load(request: Mapping[str, Any]) -> None:
     """Import what only some requests need, before the time limit starts."""
-    if isinstance(spec := request.get("spec"), dict):
-        epoch_metrics.load_for(spec)
+    for name in ("spec", "network"):  # an evaluation also computes the metrics of training
+        if isinstance(spec := request.get(name), dict):
+            epoch_metrics.load_for(spec)
     if request.get("do") == "catalog" and request.get("section") == "metrics":
         catalog.section("metrics")
 
