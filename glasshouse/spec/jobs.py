@@ -655,8 +655,8 @@ class EvaluateJob(_Job):
     kind: Literal["evaluate"]
     """Selects an evaluation job."""
     checkpoint: str | None = Constraint(default=None, min_length=1, max_length=500)
-    """The id of the checkpoint to evaluate, of a training job. Example:
-    ``"ckpt_019a7c4f2b6e"``."""
+    """The id of the checkpoint to evaluate, of a training job, or a version of a published model:
+    ``mnist``, ``mnist@production``, ``mnist:3``. Example: ``"ckpt_019a7c4f2b6e"``."""
     job: str | None = Constraint(default=None, min_length=1, max_length=64)
     """The id of a training job, whose newest complete checkpoint is evaluated. Example:
     ``"job_019a7c4f2b6e"``."""

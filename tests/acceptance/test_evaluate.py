@@ -29,6 +29,9 @@ def test_the_client_evaluates_as_the_training_job_did(client: gh.Client, trained
     assert sum(own["rows"] for own in found["by"]["label"].values()) == total == found["rows"]
     assert len(found["worst_samples"]) == 3
     assert 0 < found["metrics"]["MulticlassF1Score"] <= 1
+    client.models.publish("judged", trained.checkpoints()[-1])
+    again = client.evaluate("judged", data, want=[])
+    assert again["metrics"]["loss"] == found["metrics"]["loss"]
 
 
 def test_one_request_submits_it_and_waits(http: httpx2.Client, trained: Job, digits: str):

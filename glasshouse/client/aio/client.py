@@ -290,7 +290,8 @@ class AsyncClient:
         Blocks until the evaluation job has ended.
 
         Args:
-            source: a training job (its newest checkpoint is used) or a checkpoint, or its id.
+            source: a training job (its newest checkpoint is used) or a checkpoint, or its id; or a
+                version of a published model: ``"mnist"``, ``"mnist@production"``, ``"mnist:3"``.
             data: a dataset, its id or name, or ``{"dataset", "split"}``. Default split: ``test``.
             metrics: metrics in addition to those of the training job, as in a spec.
             want: any of ``confusion``, ``pr_curve``, ``roc_curve``, ``calibration`` and
@@ -302,6 +303,8 @@ class AsyncClient:
             The whole result: ``metrics`` with ``loss``, ``rows``, and what ``want`` and ``by`` ask
             for. Outside ``metrics``, NaN and infinite numbers are strings.
         """
+        if isinstance(source, str) and not source.startswith(("ckpt_", "job_")):
+            source = await checkpoint_of(self._transport, source)
         evaluating = AsyncEvaluating(self.jobs, self.datasets)
         return await evaluating.run(source, data, metrics, want, by, options)
 
