@@ -415,7 +415,8 @@ def _check_layout(spec: TrainJob, network: nn.Module, findings: Findings) -> Non
 def _check_judged(spec: TrainJob, known: Sequence[str], findings: Findings) -> None:
     """Check that monitored metrics exist; ``known`` are all metrics."""
     best, early, scheduler = spec.checkpoint.keep_best, spec.stop.early, spec.scheduler
-    if best is not None and best.metric not in known:
+    is_of_early = best is not None and early is not None and best.metric == early.metric
+    if best is not None and best.metric not in known and not is_of_early:  # by default it is
         detail = f"the job has no metric {best.metric!r} to keep the best by; it has:"
         detail += f" {', '.join(known)}{did_you_mean(best.metric, known)}"
         findings.problem("/checkpoint/keep_best/metric", detail, "unknown_metric")
