@@ -80,7 +80,7 @@ def test_a_number_that_is_nan_or_inf_is_refused_by_name(
         ({"priority": 10**9}, "/priority"),
         ({"labels": {"a:b": "c"}}, "/labels/a:b"),
         ({"name": "a\nb"}, "/name"),
-        ({"kind": "evaluate"}, "/kind"),
+        ({"kind": "sweep"}, "/kind"),
         ({"kind": None}, "/kind"),
         ({"network": {"layers": [{"name": "a b", "type": "ReLU"}]}}, "/network/layers/0/name"),
         ({"network": {"layers": [{"name": "fc", "typo": 1}]}}, "/network/layers/0/type"),
