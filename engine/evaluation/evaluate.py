@@ -5,7 +5,6 @@ denominators. Everything else is added up beside it.
 """
 
 import csv
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +24,15 @@ from engine.evaluation.curves import Confusion, ScoreCounts
 from engine.evaluation.evaluated_job import evaluated, rows_of
 from engine.evaluation.worst_samples import Shown, WorstSamples, row_losses
 from engine.inference.classes import classified
+from engine.inference.reporting import (
+    BAD_ROWS,
+    Ended,
+    Look,
+    Progress,
+    report_bad_rows,
+    report_dropped_rows,
+    report_file,
+)
 from engine.inference.rows import Inputs
 from engine.learner.tuning import Tuned
 from engine.losses.loss_sums import LossSums
@@ -43,18 +51,12 @@ from glasshouse.spec.jobs import DEFAULT_WORST
 EVALUATION = "evaluation.json"
 WORST_SAMPLES = "worst_samples.csv"
 CONFUSION = "confusion.csv"
-BAD_ROWS = "bad_rows.jsonl"
 RESULT_BYTES = 128 * 1024
 """A result that is longer as JSON loses its largest parts; the file has them."""
-_PROGRESS_S = 0.25
 _CURVES = ("pr_curve", "roc_curve")
 _POINTS = ("thresholds", "precision", "recall", "true_positive_rate", "false_positive_rate")
 _LARGE = (*_CURVES, "by", "confusion", "worst_samples", "calibration")
 """What a result loses first."""
-
-
-class _Ended(Exception):
-    """The job was asked to end."""
 
 
 def run(
@@ -66,17 +68,12 @@ def run(
         DataFailed: the rows cannot be read, or do not fit the fields.
         CheckpointDamaged, CheckpointMismatch: the weights are not those of the network.
     """
-
-    def look(_num_rows: int) -> None:
-        if control.cancel_requested:
-            raise _Ended
-
     artifacts = out.directory / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
     with (artifacts / BAD_ROWS).open("w", encoding="utf-8") as bad_rows:
         try:
-            return _run(job, evaluated(job, trained), inputs, look, bad_rows, out)
-        except _Ended:
+            return _run(job, evaluated(job, trained), inputs, Look(control), bad_rows, out)
+        except Ended:
             return "cancelled"
 
 
@@ -84,27 +81,26 @@ def _run(
     job: EvaluateJob,
     whole: TrainJob,
     inputs: Inputs,
-    look: Any,
+    look: Look,
     bad_rows: IO[str],
     out: Outputs,
 ) -> str:
     rows = rows_of(whole, inputs, look, bad_rows)
     bad_rows.flush()
     try:
-        for what, count in rows.left_out.items():
-            out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
+        report_dropped_rows(rows, out)
         evaluation = Evaluation(job, whole, inputs, out)
-        progress = _Progress(rows.num_rows, job.data.batch_size, out)
+        progress = Progress(rows.num_rows, job.data.batch_size, out)
         numbers = range(rows.num_batches(job.data.batch_size))
         with torch.inference_mode():
             for batch in rows.stored(job.data.batch_size, numbers):
                 look(batch.num_rows)
                 evaluation.add(batch)
-                progress.add(batch.num_rows)
+                progress.reached(evaluation.num_rows)
             result = evaluation.result()
     finally:
         rows.close()
-    progress.report()
+    progress.report(rows.num_rows)
     _write(result, out)
     return "succeeded"
 
@@ -128,7 +124,8 @@ class Evaluation:
         self._losses = Losses.of(whole).to(inputs.device)
         self._metrics = EpochMetrics(whole, out.directory, out.emit)
         self._sums: LossSums | None = None
-        self._num_rows = 0
+        self.num_rows = 0
+        """Rows so far."""
         self._parts: _Parts | None = None
         table = None if inputs.table is None else StoredTable(inputs.table.directory)
         if job.columns and table is None:
@@ -144,7 +141,7 @@ class Evaluation:
         values = self._network(batch.tensors)
         sums = self._losses.sums(values, batch.num_rows)
         self._sums = sums if self._sums is None else self._sums + sums
-        self._num_rows += batch.num_rows
+        self.num_rows += batch.num_rows
         self._metrics.update(values)
         numbers = batch.row_numbers.cpu()
         if self._parts is None:
@@ -158,7 +155,7 @@ class Evaluation:
         figures = {} if self._sums is None else self._losses.figures(self._sums)
         figures |= self._metrics.finish("validation")
         self._metrics.keep(self._step)
-        found: dict[str, Any] = {"rows": self._num_rows, "step": self._step, "metrics": figures}
+        found: dict[str, Any] = {"rows": self.num_rows, "step": self._step, "metrics": figures}
         found |= {} if self._parts is None else self._parts.result()
         if self._by:
             found["by"] = {name: column.result() for name, column in self._by.items()}
@@ -228,31 +225,6 @@ class _Parts:
         return found
 
 
-class _Progress:
-    """Reports progress at most four times a second."""
-
-    def __init__(self, num_rows: int, batch_size: int, out: Outputs) -> None:
-        self._num_rows, self._batch_size, self._out = num_rows, batch_size, out
-        self._began = self._reported_at = time.perf_counter()
-        self._done = 0
-
-    def add(self, num_rows: int) -> None:
-        self._done += num_rows
-        if time.perf_counter() - self._reported_at >= _PROGRESS_S:
-            self.report()
-
-    def report(self) -> None:
-        self._reported_at = time.perf_counter()
-        rate = self._done / max(1e-9, self._reported_at - self._began)
-        record: dict[str, Any] = {"type": "progress", "at": now(), "epoch": 0}
-        record |= {"samples": self._done, "step": -(-self._done // self._batch_size)}
-        record |= {"num_steps": -(-self._num_rows // self._batch_size)}
-        record |= {"samples_per_s": round(rate, 1)}
-        left = self._num_rows - self._done
-        self._out.emit(record | {"eta_s": round(left / rate, 1) if rate else None})
-        self._out.settle()
-
-
 def bounded(result: Mapping[str, Any], limit: int = RESULT_BYTES) -> dict[str, Any]:
     """Return a result of at most ``limit`` bytes of JSON, with what it lost as ``left_out``.
 
@@ -277,21 +249,15 @@ def _write(result: Mapping[str, Any], out: Outputs) -> None:
     out.flush()
     directory = out.directory / "artifacts"
     (directory / EVALUATION).write_text(jsonio.dumps(result), encoding="utf-8")
-    _report_file(directory / EVALUATION, "application/json", out)
+    report_file(directory / EVALUATION, "application/json", out)
     if "worst_samples" in result:
         _write_worst(directory / WORST_SAMPLES, result["worst_samples"])
-        _report_file(directory / WORST_SAMPLES, "text/csv", out)
+        report_file(directory / WORST_SAMPLES, "text/csv", out)
     if "confusion" in result:
         _write_confusion(directory / CONFUSION, result)
-        _report_file(directory / CONFUSION, "text/csv", out)
-    if (directory / BAD_ROWS).stat().st_size:
-        _report_file(directory / BAD_ROWS, "application/jsonl", out)
+        report_file(directory / CONFUSION, "text/csv", out)
+    report_bad_rows(directory, out)
     out.emit({"type": "result", "at": now(), "result": bounded(result)})
-
-
-def _report_file(path: Path, media_type: str, out: Outputs) -> None:
-    record = {"type": "artifact", "at": now(), "name": path.name, "media_type": media_type}
-    out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
 def _write_worst(path: Path, samples: list[dict[str, Any]]) -> None:

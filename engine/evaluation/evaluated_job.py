@@ -1,20 +1,15 @@
 """A training job as it is evaluated on other rows: its fields, its metrics, how rows are read."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
 from engine.data.augmentation.augmenting import unchanged
 from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.columns.table import StoredTable
-from engine.data.sources.reading import SourceReader
 from engine.data.sources.streamed import StreamedRows
-from engine.data.sources.streamed_windows import WindowReader
-from engine.inference.rows import READ_AHEAD, Inputs, like_trained
+from engine.inference.rows import READ_AHEAD, Inputs, like_trained, streamed
 from engine.metrics.metrics import metric_names
 from engine.training.training_rows import fields_read
-from glasshouse.errors import DataFailed
 from glasshouse.spec import Evaluate, EvaluateJob, Metric, Shuffle, TrainJob
 
 
@@ -77,32 +72,19 @@ def rows_of(
 ) -> StreamedRows:
     """Return the rows of an evaluation in their stored order, prepared as in training.
 
-    ``whole``: what `evaluated` returned. ``look`` is called while rows are scanned before the first
-    batch. Rows that are dropped are listed in ``bad_rows``, a JSON object a line.
+    ``whole``: what `evaluated` returned. The rest as in `streamed`.
 
     Raises:
         DataFailed: they cannot be read, or do not fit the fields.
     """
-    source, data = whole.data.whole, whole.data
-    if inputs.table is None:
-        raise DataFailed("The evaluation was handed no rows.")
-    table = StoredTable(inputs.table.directory)
-    preparing = Preparing.of(data, Prepared.of(inputs.checkpoint))
-
-    def note(row: int, detail: str) -> None:
-        bad_rows.write(json.dumps({"row": row, "error": detail}) + "\n")
-
-    if preparing.windows is not None:
-        reader = WindowReader(source, data.fields, table, preparing.windows, preparing.known, look)
-    else:
-        reader = SourceReader(
-            source,
-            data.fields,
-            table,
-            seed=whole.seed,
-            limit=data.sequence,
-            preparing=preparing,
-            look=look,
-            note=note,
-        )
-    return StreamedRows(reader, inputs.device, shuffle=Shuffle(), workers=READ_AHEAD)
+    data = whole.data
+    return streamed(
+        data.whole,
+        dict(data.fields),
+        inputs,
+        Preparing.of(data, Prepared.of(inputs.checkpoint)),
+        data.sequence,
+        seed=whole.seed,
+        look=look,
+        bad_rows=bad_rows,
+    )

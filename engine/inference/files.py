@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from engine.core.safetensors_writer import layout_of, memory_of
 from engine.inference.blocks import Block, Blocks, ColumnShape, Shapes
 from engine.inference.classes import Classes, class_columns, names_in
 from glasshouse import jsonio
+from glasshouse.errors import DataFailed
 from glasshouse.spec import InferJob
 
 MEDIA_TYPES = {
@@ -53,6 +54,19 @@ class Whole:
         """Return it as a whole."""
         return torch.cat([*self.chunks()]).reshape(self.shape)
 
+    def write(self, file: IO[bytes]) -> None:
+        """Write its bytes.
+
+        Raises:
+            RuntimeError: the blocks do not make up its shape, so the file would be damaged.
+        """
+        num_bytes = 0
+        for chunk in self.chunks():
+            num_bytes += file.write(memory_of(chunk.contiguous()))
+        if num_bytes != self.num_bytes:
+            detail = f"blocks of {num_bytes} bytes for a tensor of shape {[*self.shape]}"
+            raise RuntimeError(f"{detail}, which has {self.num_bytes}")
+
 
 # --- tensors ---------------------------------------------------------------------------------
 
@@ -62,7 +76,7 @@ def tensors_of(
 ) -> dict[str, Whole]:
     """Return the tensors of a result by name, in the layout that the job asks for.
 
-    If rows were left out (``has_gaps``), ``row`` has the numbers of the others.
+    If rows were dropped (``has_gaps``), ``row`` has the numbers of the others.
     """
     found = _joined(job, wanted, blocks, shapes) if job.flatten is not False else {}
     if not found:
@@ -107,7 +121,11 @@ def _rows(blocks: Blocks) -> Iterator[Tensor]:
 def _joined(
     job: InferJob, wanted: Sequence[str], blocks: Blocks, shapes: Shapes
 ) -> dict[str, Whole]:
-    """Return for each field the tensors of all layers, joined along rows (0) or columns (1)."""
+    """Return for each field the tensors of all layers, joined along rows (0) or columns (1).
+
+    Raises:
+        DataFailed: to join rows, the layers differ in their number of columns.
+    """
     assert job.flatten is not False  # noqa: S101 (the caller looked)
     packed, axis = job.sequence_layout == "packed", job.flatten.axis
     titles = dict.fromkeys(name.rpartition("/")[2] for name in shapes.columns)
@@ -123,6 +141,10 @@ def _joined(
         shape = (sum(part[0] for part in whole), widths[0])
         if axis == 1:
             shape = (whole[0][0], sum(widths))
+        elif len(set(widths)) > 1:  # with padding, the plan may not know
+            listed = ", ".join(f"{name!r} has {n}" for name, n in zip(names, widths, strict=True))
+            detail = f"To join {title} below each other, all layers need as many values per row:"
+            raise DataFailed(f"{detail} {listed}.", hint="Set flatten to false.")
         joining = _beside if axis == 1 else _below
         found[title] = Whole(dtype, shape, partial(joining, blocks, pairs, dtype))
     return found
@@ -158,8 +180,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Whole], about: Mapping[s
     with path.open("wb") as file:
         file.write(layout.header)
         for name in layout.offsets:
-            for chunk in tensors[name].chunks():
-                file.write(memory_of(chunk.contiguous()))
+            tensors[name].write(file)
 
 
 def write_npz(path: Path, tensors: Mapping[str, Whole], about: Mapping[str, str]) -> None:
@@ -174,8 +195,7 @@ def write_npz(path: Path, tensors: Mapping[str, Whole], about: Mapping[str, str]
                 dtype = torch.empty(0, dtype=whole.dtype).numpy().dtype
                 described = {"descr": dtype.str, "fortran_order": False, "shape": whole.shape}
                 np.lib.format.write_array_header_2_0(file, described)
-                for chunk in whole.chunks():
-                    file.write(memory_of(chunk.contiguous()))
+                whole.write(file)
         for name, text in about.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, np.array(jsonio.loads(text)), allow_pickle=False)

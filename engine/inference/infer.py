@@ -7,7 +7,6 @@ what is missing. Several processes divide the parts among them.
 Shape suffixes: B = rows of a batch, S = the steps of all rows of a batch together.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -28,6 +27,15 @@ from engine.inference.blocks import Block, Blocks, Column, Shapes
 from engine.inference.classes import Classes, classified, fields_of, read_fields, told
 from engine.inference.files import Whole
 from engine.inference.parts import Part, PartWriter, Plan
+from engine.inference.reporting import (
+    BAD_ROWS,
+    Ended,
+    Look,
+    Progress,
+    report_bad_rows,
+    report_dropped_rows,
+    report_file,
+)
 from engine.inference.rows import Inputs, fields_needed, outputs_of, rows_of, steps_in
 from engine.network.network import Network
 from engine.training.control import RunControl
@@ -38,16 +46,10 @@ from glasshouse.failpoints import failpoint
 from glasshouse.spec import InferJob, Trained
 
 PREDICTIONS = "predictions.csv"
-BAD_ROWS = "bad_rows.jsonl"
 RESULT_BYTES = 64 * 1024
 """Results up to this size are also given as JSON …"""
 RESULT_JSON_BYTES = 256_000
 """… unless the JSON is longer than this."""
-_PROGRESS_S = 0.25
-
-
-class _Ended(Exception):
-    """The job was asked to end."""
 
 
 def run(  # noqa: PLR0913 (a job, what it reads, and who hears of it)
@@ -66,21 +68,15 @@ def run(  # noqa: PLR0913 (a job, what it reads, and who hears of it)
     """
     if trained_by is None:
         raise SpecFailed("The inference job was not told which job trained its checkpoint.")
-
-    def look(_num_rows: int) -> None:
-        if control.cancel_requested:
-            raise _Ended
-
     artifacts = out.directory / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
     with (artifacts / BAD_ROWS).open("w", encoding="utf-8") as bad_rows:
         try:
-            rows = rows_of(job, trained_by, inputs, look=look, bad_rows=bad_rows)
-        except _Ended:
+            rows = rows_of(job, trained_by, inputs, look=Look(control), bad_rows=bad_rows)
+        except Ended:
             return "cancelled"
     try:
-        for what, count in rows.left_out.items():
-            out.emit({"type": "dropped", "at": now(), "what": what, "count": count})
+        report_dropped_rows(rows, out)
         predictor = Predictor(job, trained_by, inputs, rows)
         done = _Parts(predictor, rows, control=control, out=out, group=group, stored=stored).run()
     finally:
@@ -162,8 +158,8 @@ class _Parts:
             part = None if path is None else Part.read(path, self._plan.mark(number))
             if part is not None:
                 self._done[number] = part
-        self._began = self._reported_at = time.perf_counter()
-        self._num_before = self._num_stored = self._rows_in(self._done)
+        self._num_stored = self._rows_in(self._done)
+        self._progress = Progress(rows.num_rows, predictor.batch_size, out, self._num_stored)
 
     def run(self) -> "Done | None":
         """Return all outputs; None: the job was asked to end."""
@@ -181,7 +177,7 @@ class _Parts:
                     return None
         if not self._group.is_first:
             return Done(self._rows.num_rows, Shapes(), list, has_gaps=False)
-        self._report(self._rows.num_rows)
+        self._progress.report(self._rows.num_rows)
         return self._whole()
 
     def _compute(self, number: int, batches: Iterator[Batch]) -> PartWriter | None:
@@ -193,7 +189,8 @@ class _Parts:
                 writer.drop()
                 return None
             writer.add(self._predictor(next(batches)))
-            self._progress(writer.shapes.num_rows)
+            done = writer.shapes.num_rows * self._group.size  # the others are about as far
+            self._progress.reached(self._num_stored + done)
         return writer
 
     def _agree(self, number: int | None, writer: PartWriter | None, turn: Sequence[int]) -> bool:
@@ -224,32 +221,16 @@ class _Parts:
         name = self._plan.name(number)
         linked = self._out.directory / "artifacts" / name
         linked.hardlink_to(path)  # the worker moves the link, and the part is still read
-        _report_file(linked, parts.MEDIA_TYPE, self._out)
+        report_file(linked, parts.MEDIA_TYPE, self._out)
         self._num_stored += self._plan.rows_of(number)
         self._out.flush()
         failpoint("infer.part_stored")
-
-    def _progress(self, num_rows: int) -> None:
-        """Report progress at most four times a second; ``num_rows``: rows of the current part."""
-        if time.perf_counter() - self._reported_at >= _PROGRESS_S:
-            done = self._num_stored + num_rows * self._group.size
-            self._report(min(done, self._rows.num_rows))
-
-    def _report(self, done: int) -> None:
-        self._reported_at = time.perf_counter()
-        rate = (done - self._num_before) / max(1e-9, self._reported_at - self._began)
-        left = self._rows.num_rows - done
-        record: dict[str, Any] = {"type": "progress", "at": now(), "epoch": 0, "samples": done}
-        record |= {"step": -(-done // self._predictor.batch_size)}
-        record |= {"num_steps": self._plan.num_batches, "samples_per_s": round(rate, 1)}
-        self._out.emit(record | {"eta_s": round(left / rate, 1) if rate else None})
-        self._out.settle()
 
     def _rows_in(self, numbers: Mapping[int, Part]) -> int:
         return sum(self._plan.rows_of(number) for number in numbers)
 
     def _whole(self) -> "Done":
-        has_gaps = bool(self._rows.left_out) and not self._rows.takes_all
+        has_gaps = not self._rows.takes_all
         if self._held is not None:
             held = self._held.held
             return Done(self._rows.num_rows, self._held.shapes, lambda: held, has_gaps=has_gaps)
@@ -278,7 +259,7 @@ class Done:
         self.stored = stored
         """The names of the files of parts."""
         self.has_gaps = has_gaps
-        """Whether rows of the split were left out."""
+        """Whether rows of the split were dropped."""
 
 
 def _write(job: InferJob, predictor: Predictor, done: Done, out: Outputs) -> None:
@@ -291,11 +272,10 @@ def _write(job: InferJob, predictor: Predictor, done: Done, out: Outputs) -> Non
     )
     path = directory / f"outputs.{job.format}"
     files.write(path, job, tensors, done.blocks, known)
-    _report_file(path, files.MEDIA_TYPES[job.format], out)
+    report_file(path, files.MEDIA_TYPES[job.format], out)
     if _write_predictions(directory / PREDICTIONS, job, done, known):
-        _report_file(directory / PREDICTIONS, "text/csv", out)
-    if (directory / BAD_ROWS).stat().st_size:
-        _report_file(directory / BAD_ROWS, "application/jsonl", out)
+        report_file(directory / PREDICTIONS, "text/csv", out)
+    report_bad_rows(directory, out)
     found = _small(tensors, known)
     classes = {name: item for name, item in tensors.items() if name.rpartition("/")[0] in known}
     if found is None and classes:  # the classes alone may be small
@@ -304,11 +284,6 @@ def _write(job: InferJob, predictor: Predictor, done: Done, out: Outputs) -> Non
         out.emit({"type": "result", "at": now(), "result": found})
     if done.stored:
         out.emit({"type": "artifacts_removed", "at": now(), "names": [*done.stored]})
-
-
-def _report_file(path: Path, media_type: str, out: Outputs) -> None:
-    record = {"type": "artifact", "at": now(), "name": path.name, "media_type": media_type}
-    out.emit(record | {"file": f"artifacts/{path.name}", "size_bytes": path.stat().st_size})
 
 
 def _write_predictions(path: Path, job: InferJob, done: Done, known: Mapping[str, Classes]) -> bool:

@@ -28,7 +28,6 @@ from glasshouse.spec import (
     DenseField,
     Field,
     Graph,
-    InferData,
     InferJob,
     SequenceField,
     Sequences,
@@ -105,12 +104,9 @@ def rows_of(
     inputs: Inputs,
     *,
     look: Callable[[int], None],
-    bad_rows: IO[str] | None = None,
+    bad_rows: IO[str],
 ) -> Rows:
-    """Return the rows, cut as in the training job, all of them.
-
-    ``look`` is called while rows are scanned before the first batch. Rows that are dropped are
-    listed in ``bad_rows``, a JSON object a line.
+    """Return the rows, cut as in the training job, all of them; the rest as in `streamed`.
 
     Raises:
         DataFailed: they cannot be read, or do not fit the fields.
@@ -120,10 +116,17 @@ def rows_of(
     most = limit.max_length if limit.overflow == "truncate" else None
     known = Prepared.of(inputs.checkpoint)
     preparing = replace(Preparing.of(trained_by.data, known), on_bad_row="fail")
-    if job.data is not None and inputs.table is not None:
-        preparing = replace(preparing, on_bad_row=job.data.on_bad_row)
-        table = StoredTable(inputs.table.directory)
-        return _streamed(job.data, fields, table, preparing, most, inputs.device, look, bad_rows)
+    if job.data is not None:
+        return streamed(
+            Source(dataset=job.data.dataset, split=job.data.split),
+            fields,
+            inputs,
+            replace(preparing, on_bad_row=job.data.on_bad_row),
+            Sequences(max_length=most),
+            seed=0,
+            look=look,
+            bad_rows=bad_rows,
+        )
     meaning = ValueMeaning(fields, preparing)
     try:
         return inline_rows(job.inputs or {}, inline_shapes(fields), inputs.device, most, meaning)
@@ -131,36 +134,46 @@ def rows_of(
         raise DataFailed(f"The inputs do not fit the network: {cause}") from cause
 
 
-def _streamed(  # noqa: PLR0913, PLR0917 (a source, how it is read, and who hears of it)
-    data: InferData,
+def streamed(  # noqa: PLR0913 (a source, how it is read, and who hears of it)
+    source: Source,
     fields: dict[str, Field],
-    table: StoredTable,
+    inputs: Inputs,
     preparing: Preparing,
-    most: int | None,
-    device: torch.device,
+    limit: Sequences,
+    *,
+    seed: int,
     look: Callable[[int], None],
-    bad_rows: IO[str] | None,
-) -> Rows:
-    source = Source(dataset=data.dataset, split=data.split)
+    bad_rows: IO[str],
+) -> StreamedRows:
+    """Return rows that are read from files in their stored order, a batch ahead.
+
+    ``seed``: of the order that a fraction is taken in. ``look`` is called while rows are scanned
+    before the first batch. Rows that are dropped are listed in ``bad_rows``, a JSON object a line.
+
+    Raises:
+        DataFailed: they cannot be read, or do not fit the fields.
+    """
+    if inputs.table is None:
+        raise DataFailed("The job was handed no rows.")
+    table = StoredTable(inputs.table.directory)
     if preparing.windows is not None:
         reader = WindowReader(source, fields, table, preparing.windows, preparing.known, look)
     else:
 
         def note(row: int, detail: str) -> None:
-            if bad_rows is not None:
-                bad_rows.write(json.dumps({"row": row, "error": detail}) + "\n")
+            bad_rows.write(json.dumps({"row": row, "error": detail}) + "\n")
 
         reader = SourceReader(
             source,
             fields,
             table,
-            seed=0,
-            limit=Sequences(max_length=most),
+            seed=seed,
+            limit=limit,
             preparing=preparing,
             look=look,
             note=note,
         )
-    return StreamedRows(reader, device, shuffle=Shuffle(), workers=READ_AHEAD)
+    return StreamedRows(reader, inputs.device, shuffle=Shuffle(), workers=READ_AHEAD)
 
 
 def steps_in(

@@ -12,6 +12,7 @@ from engine.data.columns.fields import BadField
 from engine.data.columns.prepared import Preparing
 from engine.data.sources.inline import ValueMeaning, inline_rows
 from engine.inference import rows as inference_rows
+from engine.inference.classes import TOP_K
 from engine.inference.rows import inline_shapes, outputs_of
 from engine.network.network import needed_layers
 from engine.network.sequence_lengths import stepwise
@@ -140,7 +141,7 @@ def _check_outputs(
 ) -> None:
     batch_size, steps = known
     _check_packed(spec, wanted, steps, findings)
-    widths: dict[str, int] = {}
+    widths: dict[str, dict[str, int]] = {}
     for number, name in enumerate(wanted):
         if name not in traced.values:
             listed = ", ".join(leaf for leaf in traced.values if root(leaf) == root(name))
@@ -150,7 +151,8 @@ def _check_outputs(
         shape = traced.values[name].shape
         axes = 2 if name in steps else 1
         first = axes if spec.sequence_layout == "packed" else 1
-        widths[name] = shape[first:].numel() if len(shape) else 0
+        for field, width in _widths(spec, shape, first).items():
+            widths.setdefault(field, {})[name] = width
         if not len(shape) or shape[0] != batch_size:
             detail = f"the first axis of {name!r}, of shape {list(shape)}, is not the rows"
             findings.problem(f"/outputs/{number}", detail, "no_rows_axis")
@@ -159,15 +161,24 @@ def _check_outputs(
         elif len(shape):
             _check_top_k(spec, name, shape, findings)
         _check_table(spec, name, shape, name in steps, findings)
-    below = (
-        spec.flatten is not False
-        and spec.flatten.axis == 0
-        and "value" in (spec.fields or ("value",))
-    )
-    if below and len(set(widths.values())) > 1:
-        listed = ", ".join(f"{name!r} has {width}" for name, width in widths.items())
-        detail = f"to join below each other, all layers need as many values per row: {listed}"
-        findings.problem("/flatten/axis", detail, "shape")
+    if spec.flatten is False or spec.flatten.axis != 0:
+        return
+    for field, found in widths.items():
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{name!r} has {width}" for name, width in found.items())
+            detail = f"to join {field} below each other, all layers need as many values per row:"
+            findings.problem("/flatten/axis", f"{detail} {listed}; set flatten to false", "shape")
+
+
+def _widths(spec: InferJob, shape: torch.Size, first: int) -> dict[str, int]:
+    """Return the number of values for each row, by field; ``first``: the axis after the rows."""
+    if len(shape) <= first:
+        return {"value": 1}
+    asked = spec.fields or (("value",) if spec.top_k is None else ("value", "top_k"))
+    best, size = shape[first:-1].numel(), shape[-1]
+    few = best * min(size, TOP_K if spec.top_k is None else spec.top_k)
+    whole = {"value": best * size, "id": best, "prob": best, "top_k": few}
+    return {field: whole[field] for field in asked}
 
 
 def _check_packed(
@@ -210,9 +221,8 @@ def _check_table(
         detail = f"csv has one cell for each number, and {name!r} has a value for each step of a"
         findings.problem("/format", f"{detail} row: set jsonl, parquet or safetensors", "shape")
         return
-    width = shape[1:].numel()
-    has_value = "value" in (spec.fields or ("value",))
-    if has_value and width > MAX_CSV_COLUMNS:
+    width = sum(_widths(spec, shape, 1).values())
+    if width > MAX_CSV_COLUMNS:
         detail = f"csv has a column for each number, and {name!r} has {width} for each row, more"
         detail += f" than {MAX_CSV_COLUMNS}: set parquet, jsonl or safetensors"
         findings.problem("/format", detail, "too_large")

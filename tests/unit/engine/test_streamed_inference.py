@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.inference import parts
+from engine.inference.files import Whole
 from engine.inference.parts import Part, Plan
 from engine.network.network import Network
 from glasshouse.spec import parse_job
@@ -318,3 +320,20 @@ def test_several_processes_need_a_dataset(trained: Trained):
     spec["parallel"] = {"processes": 2, "strategy": "data"}
     found = errors(spec, meta_of(trained[2]), network=trained[0])
     assert "remove parallel" in found["/parallel/processes"]
+
+
+@pytest.mark.parametrize("field", ["id", "prob", "top_k"])
+def test_fields_of_other_widths_are_not_joined_below_each_other(trained: Trained, field: str):
+    """Of the steps of a row each has an index, of the whole row only one."""
+    asked = {"outputs": ["emb", "fc"], "fields": [field], "flatten": {"axis": 0}}
+    found = errors(spec_of(**asked), meta_of(trained[2]), network=trained[0])
+    assert f"to join {field} below each other" in found["/flatten/axis"]
+
+
+def test_a_tensor_whose_blocks_do_not_make_it_up_is_not_written(tmp_path: Path):
+    whole = Whole(torch.float32, (3, 2), partial(iter, [torch.zeros(2, 2)]))
+    with (
+        (tmp_path / "x").open("wb") as file,
+        pytest.raises(RuntimeError, match=r"blocks of 16 bytes .* \[3, 2\], which has 24"),
+    ):
+        whole.write(file)
