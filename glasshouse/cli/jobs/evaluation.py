@@ -6,16 +6,21 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli.arguments import references
 from glasshouse.cli.jobs import evaluation_result
-from glasshouse.cli.jobs.jobs import OnDevice, dataset_of_source
-from glasshouse.cli.jobs.results import InferData, OnBadRow, Source, Split, Timeout
-from glasshouse.cli.jobs.watch import detaching
+from glasshouse.cli.jobs.jobs import OnDevice
+from glasshouse.cli.jobs.results import (
+    InferData,
+    OnBadRow,
+    Rows,
+    Source,
+    Split,
+    Timeout,
+    run_over_rows,
+)
 from glasshouse.cli.terminal import output
 from glasshouse.cli.terminal.output import Json
 from glasshouse.client import Client
 from glasshouse.client.training.arguments import device_of
-from glasshouse.client.training.sources import first_split
 
 Want = Annotated[
     str | None,
@@ -57,14 +62,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if by:
         spec["by"] = by.split(",")
     with Client() as client:
-        source = references.trained_id(client, source)
-        spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
-        dataset = dataset_of_source(client, data)
-        spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}
-        spec["data"] |= {} if on_bad_row is None else {"on_bad_row": on_bad_row}
-        job = client.jobs.create(spec)
-        with detaching(job.id):
-            job.wait(timeout, progress=not json)
+        rows = Rows(data, split, on_bad_row)
+        job = run_over_rows(client, spec, source, rows, timeout_s=timeout, shows_progress=not json)
         content = job.artifact("evaluation.json")
     if save is not None:
         save.write_bytes(content)

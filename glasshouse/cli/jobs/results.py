@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -150,6 +150,35 @@ def layers(  # noqa: PLR0913 (each is an option of the command)
         _print_facts(facts)
 
 
+class Rows(NamedTuple):
+    """Rows of a dataset, as options name them."""
+
+    dataset: str
+    split: str | None
+    on_bad_row: str | None
+
+
+def run_over_rows(
+    client: Client,
+    spec: dict[str, Any],
+    source: str,
+    rows: Rows,
+    *,
+    timeout_s: float | None,
+    shows_progress: bool,
+) -> Job:
+    """Run a job with a trained network on rows of a dataset, and wait for its end."""
+    source = references.trained_id(client, source)
+    spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
+    dataset = dataset_of_source(client, rows.dataset)
+    spec["data"] = {"dataset": dataset.id, "split": rows.split or first_split(dataset, "test")}
+    spec["data"] |= {} if rows.on_bad_row is None else {"on_bad_row": rows.on_bad_row}
+    job = client.jobs.create(spec)
+    with detaching(job.id):
+        job.wait(timeout_s, progress=shows_progress)
+    return job
+
+
 def infer(  # noqa: PLR0913 - each is an option of the command
     source: Source,
     *,
@@ -179,14 +208,8 @@ def infer(  # noqa: PLR0913 - each is an option of the command
     if processes is not None and processes > 1:
         spec["parallel"] = {"strategy": "data", "processes": processes}
     with Client() as client:
-        source = references.trained_id(client, source)
-        spec["checkpoint" if source.startswith("ckpt_") else "job"] = source
-        dataset = dataset_of_source(client, data)
-        spec["data"] = {"dataset": dataset.id, "split": split or first_split(dataset, "test")}
-        spec["data"] |= {} if on_bad_row is None else {"on_bad_row": on_bad_row}
-        job = client.jobs.create(spec)
-        with detaching(job.id):
-            job.wait(timeout, progress=not json)
+        rows = Rows(data, split, on_bad_row)
+        job = run_over_rows(client, spec, source, rows, timeout_s=timeout, shows_progress=not json)
         if written_as is not None and save is not None:
             job.save_outputs(save)
             _print_saved(job, save, as_json=json)
