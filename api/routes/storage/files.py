@@ -1,11 +1,14 @@
 """Files of jobs: checkpoints with their weights, and named artifacts."""
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from api.app_state import AppState, AppStateDep
 from api.http.access import Read, Submit
@@ -204,4 +207,28 @@ def _file(
         raise ArtifactNotFound(f"The file {name!r} is gone.") from None
     if not _MEDIA_TYPE.fullmatch(media):  # the rank chose it
         media = "application/octet-stream"
-    return FileResponse(path, filename=name, media_type=media, headers=headers)
+    return OpenedFile(path, filename=name, media_type=media, headers=headers)
+
+
+class OpenedFile(FileResponse):
+    """Sends a file that may be deleted at any time, because it is opened before the headers go out.
+
+    A part of an inference is deleted when its result is complete. Starlette opens a file after it
+    has sent the headers.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file.
+
+        Raises:
+            ArtifactNotFound: it is gone.
+        """
+        try:
+            handle = await run_in_threadpool(os.open, self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ArtifactNotFound(f"The file {self.filename!r} is gone.") from None
+        try:
+            self.path = f"/dev/fd/{handle}"  # also of a deleted file
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(handle)
