@@ -21,6 +21,7 @@ from api.routes.service import catalog, health
 from api.routes.service.catalog import VERSION
 from api.routes.service.prometheus import ProcessMetrics
 from api.routes.service.readiness import Readiness
+from api.routes.serving import predict
 from api.routes.storage import checkpoints, datasets, models
 from api.schemas import openapi
 from models.settings import Settings
@@ -33,6 +34,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     datasets.router,
     checkpoints.router,
     models.router,
+    predict.router,
     jobs.router,
     control.router,
     commands.router,
@@ -107,6 +109,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
             task.cancel()
         await asyncio.gather(*resources.background, return_exceptions=True)
         resources.loop = None
+        resources.replicas.close()
         await resources.planner.close()
         app.state.readiness.close()
         resources.notifier.close()
@@ -127,12 +130,16 @@ def _telemetry(tracing: Tracing) -> TelemetryConfig:
     }
 
 
+_PREDICTS = ("/predict", "/infer")
 _UPLOADS = ("/api/v1/datasets", "/api/v1/checkpoints")
 
 
 def _limits(settings: Settings) -> Callable[[Scope], int]:
     def max_bytes(scope: Scope) -> int:
-        uploads = scope["method"] == "POST" and scope["path"] in _UPLOADS
-        return settings.max_upload_bytes if uploads else settings.max_json_bytes
+        if scope["method"] == "POST" and scope["path"] in _UPLOADS:
+            return settings.max_upload_bytes
+        if scope["method"] == "POST" and scope["path"].endswith(_PREDICTS):
+            return settings.max_predict_bytes
+        return settings.max_json_bytes
 
     return max_bytes

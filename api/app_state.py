@@ -9,6 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from api.planning.planner import Planner
+from api.serving.replicas import Replicas
 from api.streaming.streams import Streams
 from api.streaming.wakeups import Wakeups
 from api.uploads.receiving import Receiving
@@ -34,6 +35,7 @@ class AppState:
     wakeups: Wakeups
     streams: Streams
     space: Space
+    replicas: Replicas
     receiving: Receiving = field(default_factory=Receiving)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was asked to end: open streams and waits finish."""
@@ -60,6 +62,7 @@ class AppState:
 def make_resources(settings: Settings) -> AppState:
     """Create the resources from the settings. Connects to nothing yet."""
     database = Database(settings.database, pool_size=settings.database_connections)
+    notifier = Notifier(settings)
     artifacts = open_artifacts(settings)
     wakeups = Wakeups(settings.redis)
     return AppState(
@@ -67,10 +70,11 @@ def make_resources(settings: Settings) -> AppState:
         database=database,
         artifacts=artifacts,
         planner=Planner(settings),
-        notifier=Notifier(settings),
+        notifier=notifier,
         wakeups=wakeups,
         streams=Streams(settings, database, wakeups),
         space=Space(settings),
+        replicas=Replicas(database, notifier),
     )
 
 

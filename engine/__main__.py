@@ -58,6 +58,7 @@ class Interrupt:
         self.ends_as = "cancelled"
         self.wanted = None
         self.threads = None
+        self.models = None
         self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 

@@ -273,6 +273,26 @@ class StalledEvent(_Event):
     """The processes that were running."""
 
 
+class ServedVersion(BaseModel):
+    """A version of a model that a replica serves."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    reference: str
+    """As the spec names it: ``mnist@production``."""
+    model: str
+    version: int
+
+
+class ServingEvent(_Event):
+    """A replica of a serve job serves these versions from now on."""
+
+    type: Literal["serving"]
+    models: list[ServedVersion]
+    problem: str | None = None
+    """Why another version could not be loaded; those before it go on."""
+
+
 class GapEvent(_Event):
     """Older events were deleted; the log continues at ``first_available``."""
 
@@ -301,6 +321,7 @@ Event = Annotated[
     | CommandEvent
     | AdjustedEvent
     | StalledEvent
+    | ServingEvent
     | GapEvent
     | EndEvent,
     Constraint(discriminator="type"),
@@ -319,6 +340,7 @@ EVENT_TYPES = (
     "command",
     "adjusted",
     "stalled",
+    "serving",
     "gap",
     "end",
 )

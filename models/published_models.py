@@ -20,7 +20,7 @@ from glasshouse.errors import (
     ModelVersionNotFound,
 )
 from glasshouse.ids import is_id, new_id
-from glasshouse.spec.model_names import LATEST, ModelReference
+from glasshouse.spec.model_names import LATEST, ModelReference, parse_model_reference
 from glasshouse.suggestions import did_you_mean
 from models.database import insert_into
 from models.jobs import checkpoints
@@ -208,6 +208,18 @@ def version(tx: Session, model: PublishedModel, wanted: ModelReference) -> Publi
     if not found:
         raise ModelVersionNotFound(_unknown(tx, model, wanted))
     return found[0]
+
+
+def by_reference(tx: Session, reference: str, *, owner: str) -> PublishedVersion:
+    """Return the version of an owner's model that ``name``, ``name@alias`` or ``name:3`` names.
+
+    Raises:
+        ModelNotFound, ModelVersionNotFound: There is no such model or version.
+    """
+    wanted = parse_model_reference(reference)
+    if wanted is None:
+        raise ModelNotFound(f"{reference[:100]!r} refers to no published model.")
+    return version(tx, get(tx, wanted.name, owner=owner, sees=owner), wanted)
 
 
 def _unknown(tx: Session, model: PublishedModel, wanted: ModelReference) -> str:

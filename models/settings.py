@@ -52,6 +52,10 @@ class Settings(BaseSettings):
     ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are trusted. ``*``: all."""
     max_json_bytes: PositiveInt = 16 * 1024**2
     """Largest JSON body of a request."""
+    max_predict_bytes: PositiveInt = 64 * 1024**2
+    """Largest body of a prediction request."""
+    predict_timeout_s: PositiveFloat = 30.0
+    """A prediction that takes longer is answered with 504, unless the request says otherwise."""
     max_upload_bytes: PositiveInt = 8 * 1024**3
     """Largest dataset upload, and the largest size that it may unpack to."""
     ingest_memory_bytes: PositiveInt = 2 * 1024**3
@@ -104,6 +108,10 @@ class Settings(BaseSettings):
 
     worker_name: str = Field(default_factory=socket.gethostname)
     """Unique among the workers of one service."""
+    serve_host: str = ""
+    """Address of this host at which every API process reaches the replicas of serve jobs, which
+    then listen on a free TCP port of it. Connections are authenticated and not encrypted. Empty: a
+    Unix socket, which only an API process on this host reaches."""
     cpu_cores: PositiveInt | None = None
     """CPU cores of this host that jobs may use. Unset: all that the process may run on."""
     heartbeat_s: PositiveFloat = 5.0

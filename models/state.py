@@ -21,7 +21,7 @@ LIVE = frozenset({"starting", "running", "pausing", "cancelling"})
 MOVES: dict[str, frozenset[str]] = {
     "queued": frozenset({"starting", "paused", "cancelled"}),
     "starting": frozenset({"running", "pausing", "cancelling", "failed", "queued"}),
-    "running": frozenset({"succeeded", "failed", "pausing", "cancelling", "queued"}),
+    "running": frozenset({"succeeded", "failed", "pausing", "paused", "cancelling", "queued"}),
     "pausing": frozenset({"paused", "succeeded", "failed", "cancelling"}),
     "paused": frozenset({"queued", "cancelled"}),
     "cancelling": frozenset({"cancelled", "succeeded", "failed"}),

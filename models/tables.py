@@ -484,6 +484,26 @@ class ModelAlias(Table):
     )
 
 
+class Replica(Table):
+    """The process that serves the models of a serve job, as its newest attempt reported it."""
+
+    __tablename__ = "replicas"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    attempt: Mapped[int]
+    """The attempt that listens at ``address``. If it is not the job's current one, nobody does."""
+    starts: Mapped[int]
+    """Number of attempts that have listened."""
+    address: Mapped[str]
+    """``unix:/path`` or ``tcp:host:port``."""
+    token: Mapped[str]
+    """The secret of connections to this address; new for each attempt."""
+    models: Mapped[list[Any]]
+    """What it serves: ``reference``, ``model``, ``version`` of each."""
+    traffic: Mapped[dict[str, Any]]
+    """The newest counts of its requests."""
+    updated_at: Mapped[datetime]
+
+
 class JobArtifact(Table):
     """A named file that a job created."""
 

@@ -89,8 +89,11 @@ class Planner:
         network: Mapping[str, Any] | None = None,
         *,
         owner: str = "",
+        models: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return what a job would do: its resolved spec, layers, parameters, memory, warnings.
+
+        ``models``: of a serve job, what trained each model, by its reference.
 
         Each owner has one request in the queue at a time.
 
@@ -103,6 +106,8 @@ class Planner:
         request = {"do": "plan", "spec": asked, "datasets": dict(datasets)}
         if network is not None:
             request["network"] = dict(network)
+        if models:
+            request["models"] = dict(models)
         text = jsonio.dumps(request)
         key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         plan = self._plans.get(key)

@@ -107,7 +107,7 @@ class Job(Document):
 
     id: str
     object: Literal["job"]
-    kind: Literal["train", "infer", "evaluate", "diagnose"]
+    kind: Literal["train", "infer", "evaluate", "serve", "diagnose"]
     name: str
     state: State
     state_reason: str | None
@@ -534,6 +534,8 @@ TITLES = {
     415: "The body has the wrong media type.",
     422: "The request is well-formed, but not valid.",
     429: "A quota is used up, or too many requests; `Retry-After` says when to ask again.",
+    500: "The request failed in the service.",
+    504: "No answer in time.",
     503: "Temporarily unavailable. Try again.",
 }
 

@@ -24,9 +24,10 @@ from glasshouse.errors import (
     NotFound,
     ServiceError,
 )
-from glasshouse.spec import AnyJob, EvaluateJob, InferJob, Source, TrainJob
+from glasshouse.spec import AnyJob, EvaluateJob, InferJob, ServeJob, Source, TrainJob
 from glasshouse.spec.data import sources_in
 from glasshouse.spec.labels import text_labels, with_values
+from models import published_models
 from models.database import Transaction
 from models.jobs import checkpoints, jobs
 from models.storage import datasets
@@ -47,6 +48,8 @@ class JobInputs:
     checkpoint: str | None = None
     start: str | None = None
     """The checkpoint that training starts from."""
+    models: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Of a serve job, what trained each model, by its reference."""
     network: dict[str, Any] | None = None
     """The resolved spec of the checkpoint's job, or what was uploaded with the checkpoint."""
     start_step: int | None = None
@@ -98,7 +101,7 @@ async def prepare(
         planned["checkpoint"] = found.checkpoint
     if found.start is not None:
         planned["init"] = {**planned["init"], "checkpoint": found.start}
-    make_plan = partial(app_state.planner.plan, owner=caller.sees or "")
+    make_plan = partial(app_state.planner.plan, owner=caller.sees or "", models=found.models)
     plan = await make_plan(planned, found.datasets, found.network)
     mark_fitting(plan, chosen)
     if (strategy := choose_strategy(spec, plan)) is not None:
@@ -179,17 +182,40 @@ def _find_inputs(app_state: AppState, spec: AnyJob, caller: Caller, hold: bool) 
     elif isinstance(spec, InferJob | EvaluateJob) and spec.data is not None:
         sources["/data/dataset"] = spec.data.dataset
     init = spec.init if isinstance(spec, TrainJob) else None
-    begins = isinstance(spec, InferJob | EvaluateJob) or init is not None
+    begins = isinstance(spec, InferJob | EvaluateJob | ServeJob) or init is not None
     with app_state.database.write() if hold and begins else app_state.database.read() as tx:
         for pointer, reference in sources.items():
             _find_dataset(tx, found, pointer, reference, caller)
         if isinstance(spec, InferJob | EvaluateJob):
             _find_checkpoint(tx, found, spec, caller, hold=hold)
+        elif isinstance(spec, ServeJob):
+            _find_models(tx, found, spec, caller, hold=hold)
         elif init is not None:
             _find_start(tx, found, init.checkpoint, caller, hold=hold)
     if isinstance(spec, TrainJob):
         _add_labels(app_state, found, spec)
     return found
+
+
+def _find_models(
+    tx: Transaction, found: JobInputs, spec: ServeJob, caller: Caller, *, hold: bool
+) -> None:
+    """Find the models of a serve job, which are the owner's own."""
+    for number, entry in enumerate(spec.entries):
+        references = {"": entry.model}
+        for part in ("canary", "shadow"):
+            if (other := getattr(entry, part)) is not None:
+                references[f"/{part}/model"] = other.model
+        for place, reference in references.items():
+            try:
+                one = published_models.by_reference(tx, reference, owner=caller.owner)
+                if hold:
+                    checkpoints.hold(tx, one.checkpoint.id)
+                found.models[reference] = checkpoints.trained(tx, one.checkpoint)
+                found.uses.add(one.checkpoint.id)
+            except NotFound as error:
+                pointer = f"/models/{number}{place}"
+                found.problems.append(FieldProblem(pointer, error.detail, error.code))
 
 
 def _add_labels(app_state: AppState, found: JobInputs, spec: TrainJob) -> None:

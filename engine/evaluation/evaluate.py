@@ -46,7 +46,7 @@ from engine.training.report import Outputs
 from glasshouse import jsonio
 from glasshouse.errors import DataFailed
 from glasshouse.spec import EvaluateJob, TrainJob
-from glasshouse.spec.jobs import DEFAULT_WORST
+from glasshouse.spec.jobs.evaluate_job import DEFAULT_WORST
 
 EVALUATION = "evaluation.json"
 WORST_SAMPLES = "worst_samples.csv"

@@ -112,19 +112,40 @@ class Predictor:
 
     def __call__(self, batch: Batch) -> Block:
         """Return the outputs of a batch."""
-        columns: dict[str, Column] = {}
         values = self._network(batch.tensors)
-        for name in self.wanted:
-            x, lengths = values[name], None
-            if name in self._steps:
-                lengths = batch.lengths[self._steps[name]]
-                is_step_BT = torch.arange(x.shape[1]) < lengths[:, None]
-                x = x[is_step_BT.to(x.device)]
-            asked = fields_of(self.job, name, self.known)
-            found = read_fields(asked, self._types[root(name)], x, self.job.top_k)
-            for title, tensor in found.items():
-                columns[f"{name}/{title}"] = Column(_on_host(tensor), lengths)
+        asked = {name: fields_of(self.job, name, self.known) for name in self.wanted}
+        columns = columns_of(values, batch.lengths, asked, self._steps, self._types, self.job.top_k)
         return Block(batch.row_numbers.cpu(), columns)
+
+
+def columns_of(
+    values: Mapping[str, Tensor],
+    lengths: Mapping[str, Tensor],
+    asked: Mapping[str, tuple[str, ...]],
+    steps: Mapping[str, str],
+    types: Mapping[str, str],
+    top_k: int | None,
+) -> dict[str, Column]:
+    """Return fields of outputs of the network in host memory, by ``<layer>/<field>``.
+
+    Args:
+        values: the outputs, by layer.
+        lengths: the steps of each row, by sequence field.
+        asked: the fields to return of each output.
+        steps: the sequence field of each output that has a value per step.
+        types: the types of the layers.
+        top_k: the number of entries of the field ``top_k``; None: the default.
+    """
+    columns: dict[str, Column] = {}
+    for name, fields in asked.items():
+        x, lengths_B = values[name], None
+        if name in steps:
+            lengths_B = lengths[steps[name]]
+            is_step_BT = torch.arange(x.shape[1]) < lengths_B[:, None]
+            x = x[is_step_BT.to(x.device)]
+        for title, tensor in read_fields(fields, types[root(name)], x, top_k).items():
+            columns[f"{name}/{title}"] = Column(_on_host(tensor), lengths_B)
+    return columns
 
 
 def _on_host(x: Tensor) -> Tensor:

@@ -185,6 +185,24 @@ class Network(nn.Module):
             self.elsewhere[name] = away[name].to("meta")
             del self._modules[name]
 
+    def with_outputs(self, wanted: Sequence[str]) -> "Network":
+        """Return a network with the same modules that computes only what some outputs depend on.
+
+        For inference on one device: it must not be trained, moved or changed.
+        """
+        needed, steps = {root(name) for name in wanted}, list[Step]()
+        for step in reversed(self._steps):
+            if step.name in needed:
+                needed.update(root(name) for name in step.reads)
+                steps.insert(0, step)
+        finished = _last_reads(steps, wanted)
+        view = copy.copy(self)
+        view._steps = [
+            step._replace(finished=finished.get(place, ())) for place, step in enumerate(steps)
+        ]
+        view._usual = view._paired = view._plan = view._steps
+        return view
+
     def _with_own_copy(self, step: Step, moved: Mapping[int, str]) -> Step:
         """Return a step with a copy of its module if that moves; ``moved``: names by ids."""
         if (owner := moved.get(id(step.module))) is None:

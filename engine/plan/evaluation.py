@@ -25,7 +25,7 @@ from engine.plan.data import Meta, Metas
 from engine.plan.losses import operands_of
 from engine.plan.metrics import check_accuracies
 from glasshouse.spec import EvaluateJob, Trained, TrainJob
-from glasshouse.spec.jobs import Want
+from glasshouse.spec.jobs.evaluate_job import Want
 
 MAX_CLASSES = 1000
 """The most classes of a confusion matrix and of curves."""

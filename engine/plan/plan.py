@@ -44,6 +44,7 @@ from engine.plan.losses import plan_losses, waiting_bytes
 from engine.plan.metrics import check_accuracies
 from engine.plan.pipeline import Pipeline, fullest, settle_stages
 from engine.plan.placement import check_placed, parts
+from engine.plan.serving import plan_serving
 from engine.plan.sharing import OF_SAME_ROWS, Sharing, check_sharded, with_strategy
 from engine.plan.step_memory import step_peak
 from engine.probes.tensors.slices import planned
@@ -59,6 +60,7 @@ from glasshouse.spec import (
     IntegerField,
     IntegerSequenceField,
     Layer,
+    ServeJob,
     SparseField,
     Trained,
     TrainJob,
@@ -70,8 +72,15 @@ from glasshouse.spec.strict import WrongAt
 from glasshouse.suggestions import did_you_mean
 
 
-def plan(spec: AnyJob, datasets: Metas, trained_by: Trained | None = None) -> dict[str, Any]:
+def plan(
+    spec: AnyJob,
+    datasets: Metas,
+    trained_by: Trained | None = None,
+    models: Mapping[str, Trained] = {},
+) -> dict[str, Any]:
     """Plan a job; ``datasets`` are the descriptions of those it names.
+
+    ``models``: of a serve job, what trained each model, by its reference.
 
     Raises:
         SpecProblems: the job cannot run as it is written.
@@ -82,6 +91,8 @@ def plan(spec: AnyJob, datasets: Metas, trained_by: Trained | None = None) -> di
         return _plan_network(spec, datasets, trained_by)
     if isinstance(spec, DiagnoseJob):
         return plan_diagnosis(spec)
+    if isinstance(spec, ServeJob):
+        return plan_serving(spec, models)
     if trained_by is None:
         raise one("/checkpoint", "the checkpoint's training job is not known", "no_network")
     if isinstance(spec, EvaluateJob):

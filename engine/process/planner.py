@@ -32,7 +32,7 @@ from engine.plan.plan import parse_spec, plan
 from engine.process.hardening import check_torch
 from engine.training.settable import changed_job, settable
 from glasshouse import jsonio
-from glasshouse.spec import KINDS, TrainJob, UploadedNetwork, parse_trained
+from glasshouse.spec import KINDS, Trained, TrainJob, UploadedNetwork, parse_trained
 from glasshouse.spec.error_messages import problems_in
 from glasshouse.unpickling import refuse_unpickling
 
@@ -116,7 +116,15 @@ def warm_up() -> None:
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     network = request.get("network")
     trained_by = None if network is None else parse_trained(json.dumps(network))
-    return plan(parse_spec(request["spec"]), request.get("datasets", {}), trained_by)
+    models: dict[str, Trained] = {}
+    for reference, trained in (request.get("models") or {}).items():
+        found = parse_trained(json.dumps(trained))
+        if found is None:
+            raise one(
+                "/models", f"{reference!r} is not of a job that trains a network", "no_network"
+            )
+        models[reference] = found
+    return plan(parse_spec(request["spec"]), request.get("datasets", {}), trained_by, models)
 
 
 def _check_set(request: dict[str, Any]) -> list[str]:

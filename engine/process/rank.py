@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ from engine.inference import infer
 from engine.inference.rows import Inputs
 from engine.network.placement import Placement
 from engine.probes.watched.requested import RequestedProbes
+from engine.serving import serve
 from engine.training.control import Decisions, RunControl
 from engine.training.failures import cause_of, classify
 from engine.training.loop import End, train
@@ -50,6 +51,7 @@ from glasshouse.spec import (
     DiagnoseJob,
     EvaluateJob,
     InferJob,
+    ServeJob,
     Trained,
     TrainJob,
     parse_job,
@@ -72,6 +74,7 @@ class Lifeline:
         self.ends_as = "cancelled"
         self.wanted: RequestedProbes | None = None
         self.threads: int | None = None
+        self.models: Sequence[Mapping[str, Any]] | None = None
         self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
@@ -106,6 +109,8 @@ class Lifeline:
                 self.wanted = RequestedProbes.read(self._read(command))
             case "commands":
                 self.orders.extend(self._read(command))
+            case "models":
+                self.models = self._read(command)
             case "report":
                 self._report(str(command["file"]))
             case _:
@@ -152,6 +157,10 @@ class Assignment:
     step to run; None: start from the beginning."""
     parts: int = 1
     """Each batch runs in this many micro-batches, because memory ran out before."""
+    models: tuple[Mapping[str, Any], ...] = ()
+    """Of a serve job: the versions that its references name, and their files."""
+    listen: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of a serve job: where to listen."""
     stored: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Of an inference: the files that earlier attempts have stored, by name."""
     rank: int = 0
@@ -185,6 +194,8 @@ class Assignment:
                 peak_flops=raw["device"].get("peak_flops"),
                 resume=(Path(resume["dir"]), int(resume["step"])) if resume is not None else None,
                 parts=int(raw.get("parts") or 1),
+                models=tuple(raw.get("models") or ()),
+                listen=raw.get("listen") or {},
                 stored={name: Path(path) for name, path in (raw.get("stored") or {}).items()},
                 **_place_in_group(raw.get("group")),
             )
@@ -243,6 +254,10 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
     # Watched and unwatched steps must take the same path: torch uses its attention fast path only
     # without hooks.
     torch.backends.mha.set_fastpath_enabled(False)
+    if isinstance(job.spec, ServeJob):
+        torch.set_float32_matmul_precision("highest")
+        out.flush()
+        return serve.run(job.spec, job.models, job.listen, job.device, control=control, out=out)
     if not isinstance(job.spec, TrainJob):
         state = _without_training(job, job.spec, control, out)
         return End(control.ends_as if state == "cancelled" else state)

@@ -42,6 +42,11 @@ class RunControl(Protocol):
         ...
 
     @property
+    def models(self) -> Sequence[Mapping[str, Any]] | None:
+        """Of a serve job: the versions to serve from now on; None: those that it started with."""
+        ...
+
+    @property
     def orders(self) -> deque[dict[str, Any]]:
         """Commands in the order of their requests; see ``engine.training.commands``."""
         ...
@@ -69,6 +74,7 @@ class Decisions:
         self.ends_as = "cancelled"
         self.wanted: RequestedProbes | None = None
         self.threads: int | None = None
+        self.models: Sequence[Mapping[str, Any]] | None = None
         self.orders: deque[dict[str, Any]] = deque()
         self._sent: _Sent | None = None
         self.elapsed_s = 0.0

@@ -9,7 +9,8 @@ GlasshouseError
 │   │                            CheckpointNotFound, LayerNotFound, MetricNotFound,
 │   │                            ArtifactNotFound, CommandNotFound, ProbeNotFound,
 │   │                            WorkerNotFound, CatalogNotFound, StepNotCaptured,
-│   │                            WebhookNotFound, ModelNotFound, ModelVersionNotFound
+│   │                            WebhookNotFound, ModelNotFound, ModelVersionNotFound,
+│   │                            ModelNotServed
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── RequestTimeout      408
@@ -23,11 +24,13 @@ GlasshouseError
 │   ├── Unprocessable       422  InvalidRequest, InvalidSpec, InvalidDataset,
 │   │                            InvalidCheckpoint, IdempotencyKeyReused, DeviceUnavailable,
 │   │                            UnsafeFormat
-│   ├── TooManyRequests     429  QuotaExceeded, TooManyInvalidKeys
+│   ├── TooManyRequests     429  QuotaExceeded, TooManyInvalidKeys, QueueFull
 │   ├── HeadersTooLarge     431
 │   ├── InternalError       500
-│   └── Unavailable         503  PlannerUnavailable, DatabaseUnavailable, StorageFull,
-│                                TransactionConflict
+│   ├── PredictionFailed    500
+│   ├── PredictionTimeout   504
+│   └── Unavailable         503  ReplicaUnavailable, PlannerUnavailable, DatabaseUnavailable,
+│                                StorageFull, TransactionConflict
 ├── RunFailure                   ends a job; stored on it as its ``error``
 │   └── SpecFailed, DataFailed, NonFinite ── TooManySkipped, OutOfMemory, DeviceFailed,
 │       Unkillable, WorkerLost, RankDied, PeerLost, CrashLoop, Stalled, Timeout,
@@ -141,6 +144,7 @@ from glasshouse.errors.service import (
     MetricNotFound,
     ModelInUse,
     ModelNotFound,
+    ModelNotServed,
     ModelVersionNotFound,
     NotAcceptable,
     NotFound,
@@ -148,8 +152,12 @@ from glasshouse.errors.service import (
     PayloadTooLarge,
     PlannerUnavailable,
     PreconditionFailed,
+    PredictionFailed,
+    PredictionTimeout,
     ProbeNotFound,
+    QueueFull,
     QuotaExceeded,
+    ReplicaUnavailable,
     RequestTimeout,
     RouteNotFound,
     ScopeTooSmall,
@@ -234,6 +242,7 @@ __all__ = [
     "MisdirectedRequestError",
     "ModelInUse",
     "ModelNotFound",
+    "ModelNotServed",
     "ModelVersionNotFound",
     "NonFinite",
     "NotAcceptable",
@@ -249,10 +258,14 @@ __all__ = [
     "PlannerUnavailable",
     "PreconditionFailed",
     "PreconditionFailedError",
+    "PredictionFailed",
+    "PredictionTimeout",
     "ProbeNotFound",
+    "QueueFull",
     "QuotaExceeded",
     "RankDied",
     "RateLimitError",
+    "ReplicaUnavailable",
     "RequestTimeout",
     "RequestTimeoutError",
     "RouteNotFound",

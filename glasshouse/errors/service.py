@@ -149,6 +149,12 @@ class ModelVersionNotFound(NotFound):
     """The model has no version with this number or alias."""
 
 
+class ModelNotServed(NotFound):
+    """No serve job answers requests for this model."""
+
+    hint = 'Submit a serve job: {"kind": "serve", "models": ["NAME@ALIAS"]}.'
+
+
 class CatalogNotFound(NotFound):
     """The catalog has no section with this name."""
 
@@ -307,6 +313,10 @@ class TooManyInvalidKeys(TooManyRequests):
     """This address sent too many requests with unknown API keys."""
 
 
+class QueueFull(TooManyRequests):
+    """As many requests wait for the model as its queue takes."""
+
+
 class HeadersTooLarge(ServiceError):
     """The request headers are larger than the limit."""
 
@@ -317,11 +327,26 @@ class InternalError(ServiceError):
     """An unexpected error occurred in the service."""
 
 
+class PredictionFailed(ServiceError):
+    """The network failed on this request."""
+
+
+class PredictionTimeout(ServiceError):
+    """The model did not answer in time."""
+
+    status = 504
+    retryable = True
+
+
 class Unavailable(ServiceError):
     """The service is temporarily unavailable; try again."""
 
     status = 503
     retryable = True
+
+
+class ReplicaUnavailable(Unavailable):
+    """No replica of the model can be reached."""
 
 
 class PlannerUnavailable(Unavailable):

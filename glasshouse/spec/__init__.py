@@ -22,21 +22,13 @@ from glasshouse.spec.data import (
     SparseFloatField,
 )
 from glasshouse.spec.guards import Allocator, Guards, MemoryGuard, NonfiniteGuard
-from glasshouse.spec.jobs import (
-    KINDS,
-    AnyJob,
-    Devices,
-    DiagnoseJob,
-    EvaluateData,
-    EvaluateJob,
-    Flatten,
-    InferData,
-    InferJob,
-    JobSpec,
-    Retry,
-    TrainJob,
-    parse_job,
-)
+from glasshouse.spec.jobs import KINDS, AnyJob, JobSpec, parse_job
+from glasshouse.spec.jobs.diagnose_job import DiagnoseJob
+from glasshouse.spec.jobs.evaluate_job import EvaluateData, EvaluateJob
+from glasshouse.spec.jobs.infer_job import Flatten, InferData, InferJob
+from glasshouse.spec.jobs.job import Devices, Retry
+from glasshouse.spec.jobs.serve_job import ServedModel, ServeJob
+from glasshouse.spec.jobs.train_job import TrainJob
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
 from glasshouse.spec.parallel import Parallel
@@ -120,6 +112,8 @@ __all__ = [
     "Scheduler",
     "SequenceField",
     "Sequences",
+    "ServeJob",
+    "ServedModel",
     "Shuffle",
     "Source",
     "SparseBinaryField",

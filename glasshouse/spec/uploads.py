@@ -7,7 +7,8 @@ from pydantic import Field as Constraint
 from pydantic import TypeAdapter, model_validator
 
 from glasshouse.spec.data import Data, Field, Source
-from glasshouse.spec.jobs import AnyJob, JobSpec, Network, TrainJob
+from glasshouse.spec.jobs import AnyJob, JobSpec
+from glasshouse.spec.jobs.train_job import Network, TrainJob
 from glasshouse.spec.strict import Name, Spec, WrongAt
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CrashLoop, WorkerLost
 from models.database import database_time, now_ms
-from models.jobs import checkpoints, commands, endings, leases, pausing
+from models.jobs import checkpoints, commands, endings, leases, pausing, replicas
 from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
 from models.jobs.endings import CRASH_LOOP, Backoff, ExitKind
 from models.jobs.leases import Claim, LeaseState
@@ -252,9 +252,9 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
 
     If the failure is ``counted``, the job is retried after the back-off, else at once. A pause and
     a worker's graceful shutdown are not failures. Failures are counted since the last progress,
-    which is a newer checkpoint, or another stored part of an inference. After too many, the job
-    fails with ``error``, or with WorkerLost or CrashLoop. Return False if this attempt had already
-    lost its job.
+    which is a newer checkpoint, another stored part of an inference, or a replica that listened.
+    After too many, the job fails with ``error``, or with WorkerLost or CrashLoop. Return False if
+    this attempt had already lost its job.
     """
     row = tx.execute(
         select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
@@ -265,12 +265,18 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     if row is None:
         return False
     before, failures, failed_at, cancelled_at, resolved = row
-    saved = max(checkpoints.newest_step(tx, claim.job), outputs.num_parts(tx, claim.job))
+    saved = max(
+        checkpoints.newest_step(tx, claim.job),
+        outputs.num_parts(tx, claim.job),
+        replicas.num_starts(tx, claim.job),
+    )
     failures = (0 if saved > (failed_at or 0) else failures) + counted
     crashes = _crashes(tx, claim, failures) if exit_kind == "crash" else 0
     allowed = endings.max_restarts(resolved)
     is_over = endings.is_over(exit_kind, failures=failures, crashes=crashes, restarts=allowed)
-    target = _target(before, is_cancelled=cancelled_at is not None, fails=counted and is_over)
+    pauses = before == "pausing" or exit_kind == "paused"
+    fails = counted and is_over
+    target = _target(pauses=pauses, is_cancelled=cancelled_at is not None, fails=fails)
     changes: dict[str, Any] = {"infra_failures": failures, "failed_at_step": saved}
     error = _given_up(failures, crashes, reason, error) if target == "failed" else None
     if error is not None:
@@ -289,11 +295,11 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     return True
 
 
-def _target(before: str, *, is_cancelled: bool, fails: bool) -> str:
+def _target(*, pauses: bool, is_cancelled: bool, fails: bool) -> str:
     """Return the next state of a job whose attempt is given up."""
     if is_cancelled:
         return "cancelled"
-    if before == "pausing":
+    if pauses:
         return "paused"
     return "failed" if fails else "queued"
 

@@ -35,7 +35,7 @@ def request_pause(tx: Session, job: Job) -> Job:
     if before == "queued":
         _move(tx, job.id, before, "paused", PAUSED, paused_at=database_time(tx))
     elif before in ("starting", "running"):
-        if job.kind not in ("train", "infer"):
+        if job.kind not in ("train", "infer", "serve"):
             detail = f"This job is {before} and of the kind {job.kind}, which keeps no checkpoint"
             raise CannotPause(f"{detail}: let it end, or cancel it.")
         _move(tx, job.id, before, "pausing", PAUSED)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from models.jobs import checkpoints, commands, leases
+from models.jobs import checkpoints, commands, leases, replicas
 from models.jobs.commands import CommandChange
 from models.jobs.leases import Claim, LeaseState
 from models.observations import captures, events, metrics, probes
@@ -36,6 +36,8 @@ class Batch:
     """Changes to probes that the engine reported."""
     commands: list[CommandChange] = field(default_factory=list[CommandChange])
     """Commands that the engine applied or rejected."""
+    replica: dict[str, Any] = field(default_factory=dict[str, Any])
+    """New values of the replica of a serve job: where it listens, what it serves, its traffic."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -89,6 +91,8 @@ def ship(
         probes.note(tx, claim.job, change)
     commands.note(tx, claim.job, batch.commands)
     _add_artifacts(tx, claim, batch.artifacts)
+    if batch.replica:
+        replicas.store(tx, claim, batch.replica)
     return beat
 
 

@@ -96,6 +96,11 @@ class CommandDelivery:
             self._num_files += 1
             self._commands = []
 
+    def send(self, rank: Ranks, what: str, document: Any) -> bool:
+        """Send a document to the rank; return False if it cannot be written now."""
+        self._num_files += 1
+        return self._send(rank, what, self._num_files, document)
+
     def _send(self, rank: Ranks, what: str, number: int, document: Any) -> bool:
         if time.monotonic() < self._retry_at:
             return False

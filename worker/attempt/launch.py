@@ -15,10 +15,10 @@ from glasshouse.errors import (
     CheckpointMissing,
     CheckpointNotFound,
     DataFailed,
-    DatasetNotFound,
     DeviceFailed,
     DiskFull,
     JobNotFound,
+    NotFound,
     StorageFailed,
 )
 from glasshouse.failpoints import failpoint
@@ -32,6 +32,7 @@ from models.observations import outputs, probes
 from models.storage import datasets
 from models.storage.artifacts import Artifacts
 from models.tables import Checkpoint, Device, Job
+from worker.attempt import serving
 from worker.attempt.captures import NO_SPACE
 from worker.attempt.control import CommandDelivery
 from worker.attempt.resume import Attempt
@@ -81,6 +82,8 @@ class Launch:
         """Whether the rank resumes from a checkpoint."""
         self.parts = 1
         """Into how many micro-batches the memory guard splits each batch."""
+        self.models: list[dict[str, Any]] = []
+        """Of a serve job: the versions that the rank starts with."""
         self.usage: Usage | None = None
         """Measures what the rank uses of its machine."""
         self.is_stuck = False
@@ -172,6 +175,7 @@ class Launch:
             more = {"group": group, "ring": None if number else ring}
             _make_directory(rank_directory(directory, number), described | more)
         self._control.delivered(described)
+        self.models = described.get("models") or []
         self.resumes = described["resume"] is not None
         self.parts = described["parts"]
         return envs
@@ -222,12 +226,22 @@ def _describe(tx: Transaction, attempt: Attempt) -> tuple[dict[str, Any], list[d
             "probes": probes.wanted(tx, job.id) if job.kind == "train" else None,
             "resume": start and {"dir": str(artifacts.local(start.key)), "step": start.step},
             "stored": _stored(tx, job, artifacts),
+            **_serving(tx, attempt),
             "parts": 2 ** attempts.num_halved(tx, job.id),
             "init": init and {"dir": saved_dir, "load": init["load"]},
             "trained_by": saved and checkpoints.trained(tx, saved),
         }, environments(spec, held)
-    except (FileNotFoundError, DatasetNotFound, JobNotFound) as error:
+    except (FileNotFoundError, NotFound) as error:
         raise DataFailed(f"Something that the job reads is gone: {error}") from error
+
+
+def _serving(tx: Transaction, attempt: Attempt) -> dict[str, Any]:
+    """Return what the rank of a serve job serves, and where it listens."""
+    job, context = attempt.job, attempt.context
+    if job.kind != "serve":
+        return {}
+    models = serving.models_of(tx, job, context.artifacts)
+    return {"models": models, "listen": serving.listen_at(context.settings, attempt.directory)}
 
 
 def _stored(tx: Transaction, job: Job, artifacts: Artifacts) -> dict[str, str]:

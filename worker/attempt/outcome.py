@@ -168,7 +168,7 @@ def _by_reported_end(end: dict[str, Any], pressed: StopReason) -> JobEnded | Att
     if end["state"] == "failed":
         return failed(end["error"])
     if end["state"] == "paused" and not pressed.cancelled:
-        return AttemptEnded("paused", PAUSED)
+        return AttemptEnded("paused", end.get("reason") or PAUSED)
     return _by_pressure(pressed, "cancelled")
 
 

@@ -91,6 +91,9 @@ class Sorter:
             "artifacts_removed": self._artifacts_removed,
             "result": self._result,
             "dropped": self._dropped,
+            "listening": self._listening,
+            "serving": self._serving,
+            "traffic": self._traffic,
             "finding": self._finding,
             "probe": self._probe,
             "overhead": self._overhead,
@@ -236,6 +239,21 @@ class Sorter:
 
     def _artifacts_removed(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.removed_artifacts += [str(name) for name in record["names"]]
+
+    def _listening(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        """Store where a replica listens; its token goes nowhere else."""
+        to.batch.replica |= {"address": str(record["address"]), "token": str(record["token"])}
+
+    def _serving(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.replica["models"] = record["models"]
+        known = ("reference", "model", "version")
+        models = [{key: entry[key] for key in known} for entry in record["models"]]
+        problem = record.get("problem")
+        to.batch.events.append(NewEvent("serving", at, {"models": models, "problem": problem}))
+
+    def _traffic(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.replica["traffic"] = record
+        to.batch.job["progress"] = {"requests": record["requests"]}
 
     def _inside(self, relative: str) -> Path:
         parts = PurePosixPath(relative).parts

@@ -25,6 +25,7 @@ from worker.attempt.folding import Folding
 from worker.attempt.launch import Launch
 from worker.attempt.outcome import AttemptEnded, JobEnded, StopReason
 from worker.attempt.resume import Attempt
+from worker.attempt.serving import ModelDelivery
 from worker.attempt.stalls import Stall, investigate
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
@@ -85,6 +86,7 @@ class Supervisor:
         self._control = CommandDelivery(context.database, attempt.job, attempt.directory)
         self._store = AttemptStore(attempt, self._control)
         self._launch = launcher(attempt, self._control)
+        self._models = ModelDelivery(attempt, self._control)
         self._folding = Folding(context.database, claim)
         self._span = Span(None)
         self.has_ended_job = False
@@ -133,6 +135,7 @@ class Supervisor:
             with tracing.span("launch"):
                 ranks = self._launch.start(store.drain.name, store.beat_if_due, store.read_end)
                 store.attach(ranks, self._launch.usage)
+                self._models.started(self._launch.models)
             with tracing.span("run"):
                 cause = self._watch(ranks)
         except ForkServerLost as error:
@@ -184,6 +187,7 @@ class Supervisor:
                 hurries = self._control.force or self._context.hurries
                 rank.ask(how, force=hurries or self._has_no_hope)
             self._control.deliver(rank)
+            self._models.deliver(rank)
             if store.end is not None:
                 self._end_late(rank)
             rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)

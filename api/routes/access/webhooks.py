@@ -16,7 +16,7 @@ from api.submission import idempotent
 from api.submission.idempotent import OnceKey
 from glasshouse import jsonio
 from glasshouse.errors import FieldProblem, InvalidRequest
-from glasshouse.spec.jobs import Label, LabelValue
+from glasshouse.spec.jobs.job import Label, LabelValue
 from models.access import webhooks
 from models.access.addresses import AddressRefused, Allowed, check, target_of
 from models.access.idempotency import Answer

@@ -33,7 +33,7 @@ from glasshouse.errors import InvalidRequest
 from glasshouse.failpoints import failpoint
 from glasshouse.ids import is_id
 from glasshouse.spec import KINDS, AnyJob
-from glasshouse.spec.jobs import JobName, Label, LabelValue
+from glasshouse.spec.jobs.job import JobName, Label, LabelValue
 from models.access import quotas
 from models.access.idempotency import Answer, IdempotencyUse
 from models.database import Transaction
@@ -212,7 +212,9 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     page: Paged,
     *,
     state: Annotated[list[str] | None, Query(description="One or more states.")] = None,
-    kind: Annotated[Literal["train", "infer", "evaluate", "diagnose"] | None, Query()] = None,
+    kind: Annotated[
+        Literal["train", "infer", "evaluate", "serve", "diagnose"] | None, Query()
+    ] = None,
     label: Annotated[
         list[str] | None, Query(description="`key:value`. A job must match all of them.")
     ] = None,

@@ -36,7 +36,7 @@ async def get_service(app_state: AppStateDep, caller: Read) -> Response:
             "object": "service",
             "version": VERSION,
             "capabilities": {
-                "kinds": ["train", "infer", "evaluate", "diagnose"],
+                "kinds": ["train", "infer", "evaluate", "serve", "diagnose"],
                 "networks": ["graph", "preset"],
                 "dataset_formats": list(formats.formats()),
                 "builtin_datasets": list(BUILTINS),

@@ -1,0 +1,1 @@
+"""Prediction requests: which replica answers them, and the connections to replicas."""

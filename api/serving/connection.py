@@ -1,0 +1,167 @@
+"""A connection to a replica, over which many requests are on their way at once."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from glasshouse import frames
+from glasshouse.frames import Frame, FrameError, FrameReader, Kind
+
+CONNECT_S = 5.0
+MAX_UNSENT_BYTES = 1 << 28
+"""More than this waits only for a replica that reads nothing."""
+
+
+class Reply(NamedTuple):
+    """What a replica answered."""
+
+    head: dict[str, Any]
+    body: bytes
+
+
+class ReplicaLost(Exception):
+    """The connection ended before the answer came, or cannot be made."""
+
+
+class ReplicaConnection(asyncio.Protocol):
+    """The API's end."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._challenge = frames.new_challenge()
+        self._reader = FrameReader(frames.MAX_GREETING_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._theirs = ""
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self.is_closing = False
+        """Whether the replica takes no more requests."""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once both sides have proved that they know the token."""
+        self.heard_at = time.monotonic()
+        """When the replica answered last, or was asked while nothing was on its way."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are on their way."""
+        return len(self._waiting)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can be sent."""
+        return (
+            self._transport is not None
+            and not self._transport.is_closing()
+            and not self.is_closing
+            and self.ready.done()
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the challenge."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits."""
+        lost = ReplicaLost("the connection to the replica ended")
+        waiting, self._waiting = self._waiting, {}
+        for future in (self.ready, *waiting.values()):
+            if not future.done():
+                future.set_exception(lost)
+        if self.ready.done() and not self.ready.cancelled():
+            self.ready.exception()  # it was looked at
+
+    def data_received(self, data: bytes) -> None:
+        """Handle frames."""
+        try:
+            for frame in self._reader.feed(data):
+                self._handle(frame)
+        except FrameError:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, head: dict[str, Any], body: bytes) -> tuple[int, asyncio.Future[Reply]]:
+        """Send a request; return its number, and what becomes the reply.
+
+        Raises:
+            ReplicaLost: the connection cannot be used, or the replica reads nothing.
+        """
+        transport = self._transport
+        if transport is None or not self.is_usable:
+            raise ReplicaLost("the connection to the replica has ended")
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise ReplicaLost("the replica reads nothing")
+        if not self._waiting:
+            self.heard_at = time.monotonic()
+        number = next(self._numbers)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        transport.writelines(frames.pack_parts(Kind.REQUEST, number, head, body))
+        return number, future
+
+    def cancel(self, number: int) -> None:
+        """Tell the replica that nobody waits for an answer any more."""
+        if self._waiting.pop(number, None) is not None and self._transport is not None:
+            self._transport.write(frames.pack(Kind.CANCEL, number))
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind is Kind.ANSWER:
+            self.heard_at = time.monotonic()
+            future = self._waiting.pop(frame.number, None)
+            if future is not None and not future.done():
+                future.set_result(Reply(frame.head, frame.body))
+        elif frame.kind is Kind.CLOSING:
+            self.is_closing = True
+        elif not self.ready.done():
+            self._greet(frame)
+
+    def _greet(self, frame: Frame) -> None:
+        own = self._challenge
+        if frame.kind is Kind.CHALLENGE and not self._theirs and self._transport is not None:
+            self._theirs = str(frame.head.get("challenge"))
+            proof = frames.proof(self._token, "api", self._theirs, own)
+            self._transport.write(frames.pack(Kind.PROOF, 0, {"challenge": own, "proof": proof}))
+            return
+        found = frame.head.get("proof")
+        if frame.kind is Kind.PROOF and frames.is_proof(
+            found, self._token, "replica", own, self._theirs
+        ):
+            self._reader.max_bytes = frames.MAX_FRAME_BYTES
+            self.ready.set_result(None)
+            return
+        self.close()
+
+
+async def connect(address: str, token: str) -> ReplicaConnection:
+    """Connect to a replica.
+
+    Args:
+        address: ``unix:/path`` or ``tcp:host:port``.
+        token: its secret.
+
+    Raises:
+        ReplicaLost: it cannot be reached, or does not know the token.
+    """
+    make: Callable[[], ReplicaConnection] = lambda: ReplicaConnection(token)  # noqa: E731
+    loop = asyncio.get_running_loop()
+    kind, _, where = address.partition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            if kind == "unix":
+                transport, made = await loop.create_unix_connection(make, where)
+            else:
+                host, _, port = where.rpartition(":")
+                transport, made = await loop.create_connection(make, host, int(port))
+            try:
+                await made.ready
+            except BaseException:
+                transport.abort()
+                raise
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ReplicaLost(f"{address} cannot be reached: {error or 'no answer'}") from error
+    return made

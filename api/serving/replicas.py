@@ -1,0 +1,284 @@
+"""The replicas of all serve jobs: find one for a request, send it there, return the reply.
+
+Which replicas there are is read from the database at most once in ``FRESH_S`` while requests come,
+and at once when none is known for a request. No request is stored anywhere.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from api.serving.connection import ReplicaConnection, ReplicaLost, Reply, connect
+from glasshouse.errors import (
+    JobEnded,
+    JobNotPaused,
+    ModelNotServed,
+    PredictionTimeout,
+    QueueFull,
+    ReplicaUnavailable,
+)
+from glasshouse.spec.jobs.serve_job import IDLE
+from glasshouse.spec.model_names import parse_model_reference
+from models import published_models
+from models.database import Database
+from models.fleet.notifier import Notifier
+from models.jobs import jobs, pausing, replicas
+from models.jobs.replicas import Route
+
+FRESH_S = 1.0
+_AT_ONCE_S = 0.1
+"""How often the database is asked while requests wait for a replica that starts."""
+_AGAIN_S = 0.5
+"""A replica that was lost is tried again after this time."""
+_SILENT_S = 5.0
+"""A replica that has answered nothing for so long gets requests only if no other can."""
+
+
+@dataclass(slots=True)
+class _Table:
+    """The serve jobs at some time."""
+
+    routes: Sequence[Route] = ()
+    read_at: float = -1e9
+
+
+class Replicas:
+    """Connections to replicas, and what each serves."""
+
+    def __init__(self, database: Database, notifier: Notifier) -> None:
+        self._database, self._notifier = database, notifier
+        self._table = _Table()
+        self._reading: asyncio.Task[None] | None = None
+        self._connections: dict[tuple[str, int], ReplicaConnection] = {}
+        self._connecting: dict[tuple[str, int], asyncio.Task[ReplicaConnection]] = {}
+
+    async def ask(
+        self, owner: str, reference: str, head: Mapping[str, Any], body: bytes, timeout_s: float
+    ) -> Reply:
+        """Send a request to a replica that serves a model; return its reply.
+
+        If a replica is lost before it has answered, another one gets the request.
+
+        Args:
+            owner: whose model it is.
+            reference: ``name``, ``name@alias`` or ``name:version``.
+            head: what the replica needs to know of the request.
+            body: of the request.
+            timeout_s: the longest that the client waits.
+
+        Raises:
+            ModelNotFound, ModelVersionNotFound: there is no such model.
+            ModelNotServed: no serve job has it.
+            QueueFull: too many requests wait.
+            PredictionTimeout: there was no answer in time.
+            ReplicaUnavailable: it cannot be reached.
+        """
+        until = time.monotonic() + timeout_s
+        lost: ReplicaLost | None = None
+        tried: dict[tuple[str, int], float] = {}
+        while True:
+            route, served = await self._choose(owner, reference, tried, until, lost)
+            try:
+                connection = await self._connection(route)
+                return await self._exchange(connection, route, served, head, body, until)
+            except ReplicaLost as error:
+                lost = error
+                tried[route.job, route.attempt or 0] = time.monotonic()
+                self._table.read_at = min(self._table.read_at, time.monotonic() - FRESH_S)
+
+    def close(self) -> None:
+        """End all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    async def _exchange(
+        self,
+        connection: ReplicaConnection,
+        route: Route,
+        served: str,
+        head: Mapping[str, Any],
+        body: bytes,
+        until: float,
+    ) -> Reply:
+        most = int(route.spec["max_queue"]) + int(route.spec["max_batch_size"])
+        if connection.num_waiting >= most:  # the replica would refuse it
+            detail = f"{connection.num_waiting} requests wait for {served!r} already."
+            raise QueueFull(detail, retry_after_s=1)
+        left_s = until - time.monotonic()
+        number, reply = connection.send({**head, "reference": served, "timeout_s": left_s}, body)
+        try:
+            async with asyncio.timeout(left_s):
+                found = await reply
+        except TimeoutError:
+            raise _too_late(served) from None
+        finally:
+            connection.cancel(number)  # nothing, if it was answered
+        if found.head.get("code") in ("replica_closing", "model_not_served"):
+            raise ReplicaLost(str(found.head.get("detail")))
+        return found
+
+    async def _choose(
+        self,
+        owner: str,
+        reference: str,
+        tried: Mapping[tuple[str, int], float],
+        until: float,
+        lost: ReplicaLost | None,
+    ) -> tuple[Route, str]:
+        """Return a replica, and the reference under which it serves the model.
+
+        Waits for one that starts. ``tried``: those that were lost, and when.
+        """
+        self._refresh_later()
+        while True:
+            lately = time.monotonic() - _AGAIN_S
+            own = [route for route in self._table.routes if route.owner == owner]
+            able = [
+                (route, served)
+                for route in own
+                if route.attempt is not None
+                and tried.get((route.job, route.attempt), lately) <= lately
+                and (served := _served(route, reference)) is not None
+            ]
+            if able:
+                return min(able, key=lambda one: self._load_of(one[0]))
+            starting = [route for route in own if _is_wanted(route, reference)]
+            if self._age_s() < _AT_ONCE_S:
+                await self._wait(owner, reference, starting, until, lost)
+            await self._refresh()
+
+    async def _wait(
+        self,
+        owner: str,
+        reference: str,
+        starting: Sequence[Route],
+        until: float,
+        lost: ReplicaLost | None,
+    ) -> None:
+        """Wait until the table may have changed.
+
+        Raises:
+            ModelNotFound, ModelVersionNotFound, ModelNotServed, ReplicaUnavailable: nothing starts.
+            PredictionTimeout: the client waits no longer.
+        """
+        paused = [route for route in starting if route.state == "paused"]
+        if not starting:
+            await run_in_threadpool(self._check_published, owner, reference)
+            raise ModelNotServed(f"No serve job of yours serves {reference!r}.")
+        if len(paused) == len(starting):
+            idle = [route for route in paused if route.state_reason == IDLE]
+            if not idle:
+                detail = f"The serve job of {reference!r} is paused ({paused[0].job})"
+                raise ModelNotServed(f"{detail}: resume it.")
+            await run_in_threadpool(self._resume, idle[0])
+        if time.monotonic() + _AT_ONCE_S > until:
+            if lost is not None:
+                raise ReplicaUnavailable(f"No replica of {reference!r} answers: {lost}.")
+            raise _too_late(reference)
+        await asyncio.sleep(_AT_ONCE_S / 2)
+
+    def _check_published(self, owner: str, reference: str) -> None:
+        with self._database.read() as tx:
+            published_models.by_reference(tx, reference, owner=owner)
+
+    def _resume(self, route: Route) -> None:
+        """Queue a serve job that was paused because no request came."""
+        with self._database.write() as tx:
+            job = jobs.get(tx, route.job, None)
+            try:
+                pausing.request_resume(tx, job)
+            except (JobNotPaused, JobEnded):  # another request was faster
+                return
+        self._notifier.job_queued()
+
+    # --- connections -------------------------------------------------------------------------
+
+    def _load_of(self, route: Route) -> tuple[bool, int]:
+        connection = self._connections.get((route.job, route.attempt or 0))
+        if connection is None:
+            return (False, 0)
+        silent_s = time.monotonic() - connection.heard_at
+        return (connection.num_waiting > 0 and silent_s > _SILENT_S, connection.num_waiting)
+
+    async def _connection(self, route: Route) -> ReplicaConnection:
+        place = (route.job, route.attempt or 0)
+        found = self._connections.get(place)
+        if found is not None and found.is_usable:
+            return found
+        task = self._connecting.get(place)
+        if task is None:
+            task = asyncio.create_task(connect(route.address, route.token))
+            self._connecting[place] = task
+            task.add_done_callback(lambda done: self._connected(place, done))
+        return await asyncio.shield(task)
+
+    def _connected(self, place: tuple[str, int], task: asyncio.Task[ReplicaConnection]) -> None:
+        self._connecting.pop(place, None)
+        if not task.cancelled() and task.exception() is None:
+            self._connections[place] = task.result()
+
+    # --- the table ---------------------------------------------------------------------------
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._table.read_at
+
+    def _refresh_later(self) -> None:
+        """Read the table in the background if it is old; the request does not wait for it."""
+        if self._age_s() > FRESH_S and self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+
+    async def _refresh(self) -> None:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
+
+    async def _read(self) -> None:
+        try:
+            began = time.monotonic()
+            routes = await run_in_threadpool(self._routes)
+            self._table = _Table(routes, began)
+            there = {(route.job, route.attempt) for route in routes}
+            for place in [one for one in self._connections if one not in there]:
+                self._connections.pop(place).close()
+        finally:
+            self._reading = None
+
+    def _routes(self) -> Sequence[Route]:
+        with self._database.read() as tx:
+            return replicas.routes(tx)
+
+
+def _served(route: Route, reference: str) -> str | None:
+    """Return the reference under which a replica serves what another one names, if it does.
+
+    A version by its number is also served under an alias that names it now.
+    """
+    wanted = parse_model_reference(reference)
+    for served in route.models:
+        if served["reference"] == reference:
+            return reference
+    for served in route.models:
+        if (
+            wanted is not None
+            and wanted.number is not None
+            and served["model"] == wanted.name
+            and served["version"] == wanted.number
+        ):
+            return str(served["reference"])
+    return None
+
+
+def _is_wanted(route: Route, reference: str) -> bool:
+    """Return whether a serve job serves a reference while it runs."""
+    entries = (one if isinstance(one, str) else one["model"] for one in route.spec["models"])
+    return reference in entries and route.state != "cancelling"
+
+
+def _too_late(reference: str) -> PredictionTimeout:
+    detail = f"{reference!r} did not answer within the time that the request allows"
+    return PredictionTimeout(f"{detail}: raise timeout_s, or start more replicas.")

@@ -1,0 +1,200 @@
+"""The versions of published models that a replica has in memory, and which one answers a request.
+
+Shape suffixes: B = rows of a batch.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.checkpoint import load_model
+from engine.data.batches.rows import Loaded, tensors_of
+from engine.data.columns.loaded import LoadedField, LoadedSequence
+from engine.inference.blocks import Column
+from engine.inference.infer import columns_of
+from engine.network.network import Network
+from engine.serving.requests import Asked, ModelInputs
+from glasshouse.spec import Trained
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """A version of a published model, and where its files are."""
+
+    model: str
+    version: int
+    checkpoint: str
+    directory: Path
+
+
+class ServedVersion:
+    """A version of a published model with its weights in memory."""
+
+    def __init__(
+        self, name: VersionName, trained_by: Trained, device: torch.device, max_rows: int
+    ) -> None:
+        """Load the weights. ``max_rows``: the most rows that are computed at once.
+
+        Raises:
+            CheckpointDamaged, CheckpointMismatch: they are not those of the network.
+        """
+        self.name = name
+        self.inputs = ModelInputs.of(trained_by, name.directory)
+        self._device, self._max_rows = device, max_rows
+        self._types = {layer.name: layer.type for layer in trained_by.network.layers}
+        network = Network(trained_by.network, self.inputs.default_outputs)
+        load_model(name.directory, network)
+        network.to(device).eval()
+        for parameter in network.parameters():
+            parameter.requires_grad_(False)
+        self._network = network
+        self._views: dict[tuple[str, ...], Network] = {}
+
+    def compute(self, requests: Sequence[Asked]) -> list[dict[str, Column]]:
+        """Return the outputs of each request, by ``<layer>/<field>``.
+
+        ``requests``: for the same outputs and fields.
+        """
+        whole = requests[0] if len(requests) == 1 else _joined(requests)
+        columns: dict[str, Column] = {}
+        for first in range(0, whole.num_rows, self._max_rows):
+            taken = slice(first, min(first + self._max_rows, whole.num_rows))
+            found = self._compute(whole, taken)
+            columns = found if not columns else _appended(columns, found)
+        return _divided(columns, [asked.num_rows for asked in requests])
+
+    def warm_up(self) -> None:
+        """Compute one row of zeros, so that the first request does not wait for torch."""
+        rows: dict[str, Loaded] = {}
+        for name, shape in self.inputs.shapes.items():
+            dtype = torch.int64 if shape.dim is not None else torch.float32
+            if not shape.is_sequence:
+                zeros = torch.zeros((1, *shape.shape), dtype=dtype)
+                rows[name] = LoadedField(zeros, is_integer=shape.dim is not None)
+                continue
+            zeros = torch.zeros((1, *shape.shape[1:]), dtype=dtype)
+            weights = torch.zeros(1, 1) if shape.has_values else None
+            rows[name] = LoadedSequence(
+                zeros,
+                torch.zeros(1, dtype=torch.int64),
+                torch.ones(1, dtype=torch.int64),
+                is_integer=shape.dim is not None,
+                weights=weights,
+            )
+        tensors, _ = tensors_of(rows, slice(0, 1), slice(0, 1), self._device)
+        with torch.inference_mode():
+            self._view(self.inputs.default_outputs)(tensors)
+
+    def _compute(self, asked: Asked, taken: slice) -> dict[str, Column]:
+        tensors, lengths = tensors_of(asked.rows, taken, taken, self._device)
+        values = self._view(asked.outputs)(tensors)
+        return columns_of(
+            values,
+            lengths,
+            {name: self.inputs.fields_of(asked, name) for name in asked.outputs},
+            self.inputs.steps,
+            self._types,
+            asked.top_k,
+        )
+
+    def _view(self, outputs: tuple[str, ...]) -> Network:
+        """Return the network for some outputs."""
+        view = self._views.get(outputs)
+        if view is None:
+            if len(self._views) >= 100:  # clients choose the outputs
+                self._views.clear()
+            view = self._views[outputs] = self._network.with_outputs(outputs)
+        return view
+
+
+def _joined(requests: Sequence[Asked]) -> Asked:
+    """Return one request with the rows of several."""
+    first = requests[0]
+    rows: dict[str, Loaded] = {}
+    for name, item in first.rows.items():
+        others = [request.rows[name] for request in requests]
+        values = torch.cat([other.values for other in others])
+        if not isinstance(item, LoadedSequence):
+            rows[name] = replace(item, values=values)
+            continue
+        starts: list[torch.Tensor] = []
+        before = 0
+        for other in others:
+            assert isinstance(other, LoadedSequence)  # noqa: S101 (the same field)
+            starts.append(other.starts + before)
+            before += len(other.values)
+        lengths = torch.cat(
+            [other.lengths for other in others if isinstance(other, LoadedSequence)]
+        )
+        weights = None
+        if item.weights is not None:
+            weights = torch.cat(
+                [
+                    other.weights
+                    for other in others
+                    if isinstance(other, LoadedSequence) and other.weights is not None
+                ]
+            )
+        rows[name] = replace(
+            item, values=values, starts=torch.cat(starts), lengths=lengths, weights=weights
+        )
+    return replace(first, rows=rows, num_rows=sum(request.num_rows for request in requests))
+
+
+def _appended(columns: Mapping[str, Column], more: Mapping[str, Column]) -> dict[str, Column]:
+    found: dict[str, Column] = {}
+    for name, column in columns.items():
+        other = more[name]
+        lengths = None
+        if column.lengths is not None and other.lengths is not None:
+            lengths = torch.cat([column.lengths, other.lengths])
+        found[name] = Column(torch.cat([column.values, other.values]), lengths)
+    return found
+
+
+def _divided(columns: Mapping[str, Column], counts: Sequence[int]) -> list[dict[str, Column]]:
+    """Divide the outputs of all rows among the requests that the rows are from."""
+    if len(counts) == 1:
+        return [dict(columns)]
+    parts: list[dict[str, Column]] = [{} for _ in counts]
+    for name, column in columns.items():
+        if column.lengths is None:
+            for part, values in zip(parts, column.values.split(list(counts)), strict=True):
+                part[name] = Column(values)
+            continue
+        lengths = column.lengths.split(list(counts))
+        steps = [int(item.sum()) for item in lengths]
+        for part, values, own in zip(parts, column.values.split(steps), lengths, strict=True):
+            part[name] = Column(values, own)
+    return parts
+
+
+@dataclass(frozen=True)
+class ServedEntry:
+    """What answers requests for one reference."""
+
+    reference: str
+    current: ServedVersion
+    canary: ServedVersion | None = None
+    canary_share: float = 0.0
+    shadow: ServedVersion | None = None
+    shadow_share: float = 0.0
+
+    def choose(self) -> ServedVersion:
+        """Return the version that answers a request."""
+        if self.canary is not None and random.random() < self.canary_share:  # noqa: S311
+            return self.canary
+        return self.current
+
+    def choose_shadow(self) -> ServedVersion | None:
+        """Return the version that also computes a request, if any."""
+        is_chosen = self.shadow is not None and random.random() < self.shadow_share  # noqa: S311
+        return self.shadow if is_chosen else None
+
+    @property
+    def versions(self) -> tuple[ServedVersion, ...]:
+        """All of them."""
+        return tuple(one for one in (self.current, self.canary, self.shadow) if one is not None)

@@ -1,0 +1,161 @@
+"""The spec of a job that serves published models."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    NonNegativeFloat,
+    PositiveFloat,
+    Tag,
+    model_validator,
+)
+from pydantic import Field as Constraint
+
+from glasshouse.spec.jobs.job import Job, Retry
+from glasshouse.spec.model_names import parse_model_reference
+from glasshouse.spec.strict import Spec, WrongAt, repeated
+
+MAX_MODELS = 100
+MAX_REPLICAS = 64
+DEFAULT_IDLE_S = 300.0
+IDLE = "no request came for idle_s"
+"""Why a job with ``replicas.min`` 0 is paused; a request resumes it."""
+
+
+def _check_reference(text: str) -> str:
+    if parse_model_reference(text) is None:
+        detail = f"{text[:100]!r} refers to no published model: write name, name@alias or"
+        raise ValueError(f"{detail} name:version")
+    return text
+
+
+PublishedName = Annotated[
+    str, Constraint(min_length=1, max_length=300), AfterValidator(_check_reference)
+]
+"""A published model: ``mnist`` (its newest version), ``mnist@production``, ``mnist:3``."""
+
+
+class OtherVersion(Spec):
+    """Another version of a model, which gets a part of its requests."""
+
+    model: PublishedName
+    """The version. Example: ``"mnist@candidate"``."""
+    share: float = Constraint(gt=0, le=1)
+    """The share of requests, drawn at random for each. Example: ``0.05``."""
+
+
+class ServedModel(Spec):
+    """A published model to serve."""
+
+    model: PublishedName
+    """``mnist`` serves the newest version, ``mnist@production`` the one that the alias names, and
+    both change when a version is published or the alias moves. ``mnist:3`` stays. Example:
+    ``"mnist@production"``."""
+    canary: OtherVersion | None = None
+    """A version that answers a share of the requests; each response names the version that
+    answered. Default: none. Example: ``{"model": "mnist@candidate", "share": 0.05}``."""
+    shadow: OtherVersion | None = None
+    """A version that also computes a share of the requests, after they were answered. Only the
+    differences are reported. Default: none. Example: ``{"model": "mnist:4", "share": 0.1}``."""
+
+
+def _form_of(value: object) -> str:
+    return "name" if isinstance(value, str) else "object"
+
+
+Entry = Annotated[
+    Annotated[PublishedName, Tag("name")] | Annotated[ServedModel, Tag("object")],
+    Discriminator(_form_of),
+]
+
+
+class Replicas(Spec):
+    """How many processes serve the models; each has all of them and its own device."""
+
+    min: int = Constraint(default=1, ge=0, le=MAX_REPLICAS)
+    """The fewest. With ``0`` the job is paused when no request came for ``idle_s``, and the next
+    request resumes it."""
+    max: int = Constraint(default=1, ge=1, le=MAX_REPLICAS)
+    """The most."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min > self.max:
+            detail = f"min ({self.min}) is above max ({self.max}): set max to at least {self.min}"
+            raise WrongAt("min", detail=detail)
+        return self
+
+
+class ServeJob(Job):
+    """Serves published models: ``POST /models/{name}/predict`` and ``/v2``.
+
+    It runs until it is cancelled.
+    """
+
+    kind: Literal["serve"]
+    """Selects a job that serves models."""
+    models: tuple[Entry, ...] = Constraint(min_length=1, max_length=MAX_MODELS)
+    """Published models, by name or with options. Example: ``["mnist@production"]``."""
+    replicas: Replicas = Replicas()
+    """The number of processes. Default: one. Example: ``{"min": 0, "max": 1}``."""
+    max_queue: int = Constraint(default=256, ge=1, le=100_000)
+    """The most requests that wait in a replica. More are refused with 429 and ``Retry-After``."""
+    max_batch_size: int = Constraint(default=64, ge=1, le=65_536)
+    """The most rows that the network computes at once, from several requests together."""
+    max_delay_ms: NonNegativeFloat = Constraint(default=0.0, le=10_000)
+    """How long a batch that is not full waits for more requests. With ``0`` it never waits:
+    requests that come while the network computes are the next batch."""
+    idle_s: PositiveFloat | None = None
+    """Seconds without a request after which a replica above ``replicas.min`` stops. Requires
+    ``replicas.min`` below ``replicas.max`` or of 0. Default: 300. Example: ``60``."""
+    retry: Retry = Retry(max_restarts=1000)
+    """Automatic restarts of a replica whose process, worker or device fails."""
+    on_stall: Literal["warn", "restart", "fail"] = "restart"
+    """What to do with a replica whose network does not return. Default: ``restart``."""
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        references = [entry.model for entry in self.entries]
+        if (again := repeated(references)) is not None:
+            detail = f"{references[again]!r} is listed twice: list each model once"
+            raise WrongAt("models", again, detail=detail)
+        for number, entry in enumerate(self.entries):
+            for part in ("canary", "shadow"):
+                other: OtherVersion | None = getattr(entry, part)
+                if other is not None and _name(other.model) != _name(entry.model):
+                    detail = f"{other.model!r} is another model than {entry.model!r}: name another"
+                    detail += f" version of {_name(entry.model)!r}, because it gets its requests"
+                    raise WrongAt("models", number, part, "model", detail=detail)
+        self.devices.check_one("each replica is one process with one device: ask for one")
+        if self.timeout_s is not None:
+            detail = f"timeout_s ({self.timeout_s:g}) limits jobs that end by themselves: remove it"
+            raise WrongAt("timeout_s", detail=detail)
+        return self
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.replicas.max > 1:
+            detail = f"several replicas ({self.replicas.max}) are not supported yet: set max to 1,"
+            raise WrongAt("replicas", "max", detail=f"{detail} or submit several serve jobs")
+        if self.idle_s is not None and self.replicas.min == self.replicas.max:
+            detail = f"idle_s ({self.idle_s:g}) has no effect, because replicas.min equals max: set"
+            raise WrongAt("idle_s", detail=f"{detail} replicas.min to 0, or remove idle_s")
+        return self
+
+    @property
+    def entries(self) -> tuple[ServedModel, ...]:
+        """The models with their options."""
+        return tuple(
+            ServedModel(model=entry) if isinstance(entry, str) else entry for entry in self.models
+        )
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of this job."""
+        return 1
+
+
+def _name(reference: str) -> str:
+    found = parse_model_reference(reference)
+    return reference if found is None else found.name

@@ -1,0 +1,133 @@
+"""The models of a serve job: which versions its rank must have, and where it listens."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from glasshouse import jsonio
+from glasshouse.errors import NotFound
+from glasshouse.spec import ServeJob, parse_job
+from models import published_models
+from models.database import Transaction
+from models.jobs import checkpoints, replicas
+from models.settings import Settings
+from models.storage.artifacts import Artifacts
+from models.tables import Job
+from worker.attempt.control import CommandDelivery
+from worker.attempt.resume import Attempt
+from worker.context import AWAY
+from worker.processes.ranks import Ranks
+
+_log: Any = structlog.get_logger()
+LOOK_EVERY_S = 0.5
+"""How often the versions that aliases name are looked up."""
+_MAX_SOCKET_PATH = 100
+"""Longer paths of sockets are refused by some systems."""
+
+
+def listen_at(settings: Settings, directory: Path) -> dict[str, Any]:
+    """Return where the rank of a serve job listens: see ``engine.serving.listener``.
+
+    ``directory``: that of its attempt.
+    """
+    if settings.serve_host:
+        return {"host": settings.serve_host, "port": 0}
+    path = str(directory / "serve.sock")
+    return {"path": path} if len(path) <= _MAX_SOCKET_PATH else {"host": "127.0.0.1", "port": 0}
+
+
+def models_of(tx: Transaction, job: Job, artifacts: Artifacts) -> list[dict[str, Any]]:
+    """Return the versions that the references of a serve job name now, with their files.
+
+    Raises:
+        NotFound: a model, a version or a file is gone.
+    """
+    spec = parse_job(jsonio.dumps(job.resolved))
+    assert isinstance(spec, ServeJob)  # noqa: S101 (its kind)
+    found: list[dict[str, Any]] = []
+    for entry in spec.entries:
+        described = {"reference": entry.model} | _version(tx, job, entry.model, artifacts)
+        for part in ("canary", "shadow"):
+            if (other := getattr(entry, part)) is not None:
+                version = _version(tx, job, other.model, artifacts)
+                described[part] = version | {"share": other.share}
+        found.append(described)
+    return found
+
+
+def _version(tx: Transaction, job: Job, reference: str, artifacts: Artifacts) -> dict[str, Any]:
+    one = published_models.by_reference(tx, reference, owner=job.owner)
+    return {
+        "model": one.model.name,
+        "version": one.version.number,
+        "checkpoint": one.checkpoint.id,
+        "dir": str(artifacts.local(one.checkpoint.key)),
+        "trained_by": checkpoints.trained(tx, one.checkpoint),
+    }
+
+
+class ModelDelivery:
+    """Tells the rank of a serve job when a reference names another version."""
+
+    def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
+        self._attempt, self._control = attempt, control
+        self._is_serving = attempt.job.kind == "serve"
+        self._names: list[Any] | None = None
+        """The versions that the rank has."""
+        self._look_at = 0.0
+        self._is_unknown = False
+
+    def started(self, models: list[dict[str, Any]]) -> None:
+        """Note what is in the rank's ``job.json``."""
+        self._names = _names(models)
+
+    def deliver(self, ranks: Ranks) -> None:
+        """Look for other versions from time to time, and send them to the rank."""
+        at = time.monotonic()
+        if not self._is_serving or at < self._look_at:
+            return
+        self._look_at = at + LOOK_EVERY_S
+        context, job = self._attempt.context, self._attempt.job
+        try:
+            with context.database.read() as tx:
+                models = models_of(tx, job, context.artifacts)
+        except AWAY:
+            return
+        except (NotFound, FileNotFoundError) as error:
+            if not self._is_unknown:
+                _log.warning("served_model_gone", error=str(error))
+            self._is_unknown = True  # the versions that it has go on
+            return
+        self._is_unknown = False
+        if _names(models) == self._names:
+            return
+        if not self._hold(models):
+            return
+        if self._control.send(ranks, "models", models):
+            self._names = _names(models)
+
+    def _hold(self, models: list[dict[str, Any]]) -> bool:
+        """Keep checkpoints from being deleted while they are loaded; return whether they are."""
+        job = self._attempt.job.id
+        try:
+            with self._attempt.context.database.write() as tx:
+                for described in models:
+                    for part in (described, described.get("canary"), described.get("shadow")):
+                        if part is not None:
+                            replicas.also_use(tx, job, str(part["checkpoint"]))
+        except AWAY:
+            return False
+        return True
+
+
+def _names(models: list[dict[str, Any]]) -> list[Any]:
+    def name(described: Mapping[str, Any] | None) -> Any:
+        return described and (described["model"], described["version"])
+
+    return [
+        (one["reference"], name(one), name(one.get("canary")), name(one.get("shadow")))
+        for one in models
+    ]
