@@ -81,6 +81,7 @@ class Keyring:
         self._settings = settings
         self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
         self._failures = RateLimiter()
+        self._rates = RateLimiter()
         self._listing = threading.Lock()
         self._listed: frozenset[str] = frozenset()
         self._listed_until = 0.0
@@ -113,6 +114,27 @@ class Keyring:
             self._known.clear()
         self._known[kind, secret] = (time.monotonic() + KEPT_S, caller)
         return caller
+
+    def known(self, secret: str) -> Caller | None:
+        """Return the caller with an API key that was checked lately; None: check it."""
+        found = self._known.get(("key", secret))
+        return found[1] if found is not None and found[0] > time.monotonic() else None
+
+    def check_rate(self, caller: Caller) -> None:
+        """Count a request of a caller.
+
+        Raises:
+            QuotaExceeded: it sends more than its quota allows.
+        """
+        rate = caller.limits.requests_per_s
+        pause_s = self._rates.take(caller.key, rate)
+        if pause_s:
+            raise QuotaExceeded(
+                f"This key may ask {rate:g} times a second.",
+                quota="requests_per_s",
+                limit=rate,
+                retry_after_s=math.ceil(pause_s),
+            )
 
     async def is_good(self, caller: Caller) -> bool:
         """Return whether the key that opened a long stream is still valid."""
@@ -163,31 +185,19 @@ class AccessMiddleware:
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
         self._keyring = keyring
-        self._rates = RateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http" and not is_open(scope["path"]):
             try:
                 caller = await self._caller(scope)
-                self._refuse_too_fast(caller)
+                self._keyring.check_rate(caller)
                 scope["state"]["caller"] = caller
             except ServiceError as error:
                 answer = problems.answer(error, problems.request_id_of(scope))
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _refuse_too_fast(self, caller: Caller) -> None:
-        rate = caller.limits.requests_per_s
-        pause_s = self._rates.take(caller.key, rate)
-        if pause_s:
-            raise QuotaExceeded(
-                f"This key may ask {rate:g} times a second.",
-                quota="requests_per_s",
-                limit=rate,
-                retry_after_s=math.ceil(pause_s),
-            )
 
     async def _caller(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)

@@ -34,7 +34,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DRAINED_BYTES = 64 * 1024**2
 _DRAINED_S = 5.0
 _SLOWEST_BYTES_PER_S = 4096
-_SECURITY_HEADERS = {
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -69,7 +69,7 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
-                for name, value in _SECURITY_HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -149,7 +149,7 @@ class RequestGuard:
             answer = problems.answer(error, problems.request_id_of(scope))
             await answer(scope, receive, send)
             return
-        counted = _counted(_with_deadline(receive, self._body_timeout_s), limit)
+        counted = _counted(with_deadline(receive, self._body_timeout_s), limit)
         await self._app(scope, counted, send)
 
 
@@ -160,12 +160,12 @@ def host_names(allowed_hosts: str) -> frozenset[str]:
 
 def _check_host(headers: Headers, hosts: frozenset[str]) -> None:
     given = headers.getlist("host")
-    if len(given) != 1 or _host_name(given[0]) not in hosts:
+    if len(given) != 1 or host_name(given[0]) not in hosts:
         shown = given[0][:100] if given else ""
         raise HostNotAllowed(f"This service does not answer for the host {shown!r}.")
 
 
-def _host_name(host: str) -> str:
+def host_name(host: str) -> str:
     """Return the host without its port, in lower case."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
     return match.group(1).lower() if match else ""
@@ -215,7 +215,7 @@ async def drain(receive: Receive, length: int) -> None:
             return
 
 
-def _with_deadline(receive: Receive, patience_s: float) -> Receive:
+def with_deadline(receive: Receive, patience_s: float) -> Receive:
     """Limit the wait for a body: a base time, plus time for each byte received.
 
     Only the time spent waiting for the client counts.

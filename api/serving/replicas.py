@@ -7,7 +7,7 @@ and at once when none is known for a request. No request is stored anywhere.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -44,6 +44,25 @@ class _Table:
 
     routes: Sequence[Route] = ()
     read_at: float = -1e9
+    found: dict[tuple[str, str], list[tuple[Route, str]]] = field(
+        default_factory=dict[tuple[str, str], list[tuple[Route, str]]]
+    )
+    """By owner and reference: the replicas that serve it, and under which reference."""
+
+    def find(self, owner: str, reference: str) -> list[tuple[Route, str]]:
+        """Return the replicas that serve a model of an owner."""
+        if (known := self.found.get((owner, reference))) is not None:
+            return known
+        able = [
+            (route, served)
+            for route in self.routes
+            if route.owner == owner
+            and route.attempt is not None
+            and (served := _served(route, reference)) is not None
+        ]
+        if able:  # clients choose the references: only those that are served are kept
+            self.found[owner, reference] = able
+        return able
 
 
 class Replicas:
@@ -137,17 +156,20 @@ class Replicas:
         self._refresh_later()
         while True:
             lately = time.monotonic() - _AGAIN_S
-            own = [route for route in self._table.routes if route.owner == owner]
-            able = [
-                (route, served)
-                for route in own
-                if route.attempt is not None
-                and tried.get((route.job, route.attempt), lately) <= lately
-                and (served := _served(route, reference)) is not None
-            ]
+            able = self._table.find(owner, reference)
+            if tried:
+                able = [
+                    (route, served)
+                    for route, served in able
+                    if tried.get((route.job, route.attempt or 0), lately) <= lately
+                ]
             if able:
-                return min(able, key=lambda one: self._load_of(one[0]))
-            starting = [route for route in own if _is_wanted(route, reference)]
+                return able[0] if len(able) == 1 else min(able, key=self._load_of)
+            starting = [
+                route
+                for route in self._table.routes
+                if route.owner == owner and _is_wanted(route, reference)
+            ]
             if self._age_s() < _AT_ONCE_S:
                 await self._wait(owner, reference, starting, until, lost)
             await self._refresh()
@@ -198,7 +220,8 @@ class Replicas:
 
     # --- connections -------------------------------------------------------------------------
 
-    def _load_of(self, route: Route) -> tuple[bool, int]:
+    def _load_of(self, able: tuple[Route, str]) -> tuple[bool, int]:
+        route = able[0]
         connection = self._connections.get((route.job, route.attempt or 0))
         if connection is None:
             return (False, 0)

@@ -1,7 +1,7 @@
 """Replicas: where the processes of serve jobs listen, and what they serve."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
@@ -41,8 +41,8 @@ def routes(tx: Session) -> list[Route]:
         .order_by(Job.id)
     )
     found: list[Route] = []
-    rows: Iterable[Any] = tx.execute(query)
-    for job, owner, state, reason, attempt, spec, replica in rows:
+    for *columns, replica in cast("Iterable[Any]", tx.execute(query)):
+        job, owner, state, reason, attempt, spec = columns
         if replica is None or replica.attempt != attempt or state != "running":
             found.append(Route(job, owner, state, reason, spec, None, "", "", ()))
             continue

@@ -1,0 +1,86 @@
+"""What a replica is told of a prediction request, and what its reply becomes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.serving.connection import Reply
+from glasshouse.errors import (
+    BadRequest,
+    FieldProblem,
+    InvalidRequest,
+    PredictionFailed,
+    QueueFull,
+    ServiceError,
+    UnsupportedMedia,
+)
+
+MAX_TIMEOUT_S = 600.0
+MAX_PRIORITY = 1000
+_RESERVED = ("timeout_s", "priority")
+
+
+def head_of(
+    headers: Mapping[bytes, bytes], query: Mapping[str, str], usual_s: float
+) -> tuple[dict[str, Any], float]:
+    """Return the head of the frame, and how long the client waits, seconds.
+
+    Args:
+        headers: of the request, by their names in lower case.
+        query: of the request.
+        usual_s: how long a client waits that does not say it.
+
+    Raises:
+        InvalidRequest: a number of the query is none, or out of range.
+    """
+    head: dict[str, Any] = {
+        "protocol": "predict",
+        "content_type": headers.get(b"content-type", b"").decode("latin-1"),
+        "accept": headers.get(b"accept", b"").decode("latin-1"),
+    }
+    if not query:
+        return head, usual_s
+    head["priority"] = _number(query, "priority", 0, -MAX_PRIORITY, MAX_PRIORITY)
+    head["query"] = {key: value for key, value in query.items() if key not in _RESERVED}
+    return head, _number(query, "timeout_s", usual_s, 0.001, MAX_TIMEOUT_S)
+
+
+def headers_of(reply: Reply) -> dict[str, str]:
+    """Return the headers of a response with a prediction, except type and length."""
+    head = reply.head
+    timing: Mapping[str, Any] = head.get("timing", {})
+    shown = (f"{name.removesuffix('_ms')};dur={value}" for name, value in timing.items())
+    known = {
+        "server-timing": ", ".join(shown),
+        "x-model-version": f"{head['model']}:{head['version']}",
+    }
+    return known | head.get("headers", {})
+
+
+def error_of(reply: Reply) -> ServiceError:
+    """Return the error that a replica answered with."""
+    head = reply.head
+    code, detail = str(head.get("code")), str(head.get("detail"))
+    found = [
+        FieldProblem(str(one["pointer"]), str(one["detail"]), str(one["code"]))
+        for one in head.get("problems", ())
+    ]
+    if code == "queue_full":
+        return QueueFull(detail, retry_after_s=int(head.get("retry_after_s", 1)))
+    if code == "invalid_request":
+        kind = {400: BadRequest, 415: UnsupportedMedia}.get(int(head["status"]), InvalidRequest)
+        return kind(detail, problems=found)
+    return PredictionFailed(detail)
+
+
+def _number(query: Mapping[str, str], name: str, default: float, least: float, most: float) -> Any:
+    if name not in query:
+        return default
+    try:
+        value = type(default)(query[name])
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        detail = f"{name} is a number from {least:g} to {most:g}, and this is {query[name][:40]!r}"
+        problem = FieldProblem(f"/query/{name}", detail, "out_of_range")
+        raise InvalidRequest(str(problem), problems=[problem])
+    return value
