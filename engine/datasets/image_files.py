@@ -8,7 +8,7 @@ are read: in a separate process with limits.
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -191,6 +191,39 @@ def _converted(name: str, image: ImageFile.ImageFile, channels: int) -> Image.Im
     return image.convert("L" if channels == 1 else "RGB")
 
 
+def decode_image(
+    data: bytes, size: tuple[int, int], channels: int, formats: Sequence[str] = FORMATS
+) -> NDArray[np.uint8]:
+    """Return the pixels of one image, [channels, height, width], as those of an archive.
+
+    Args:
+        data: the file.
+        size: height and width that it must have. Others are not decoded.
+        channels: 1 for gray, which color is converted to, or 3 for color.
+        formats: those that are read.
+
+    Raises:
+        InvalidDataset: it has another size, or cannot be read.
+    """
+    height, width = size
+    try:
+        with Image.open(BytesIO(data), formats=[*formats]) as image:
+            if (image.height, image.width) != size:
+                raise InvalidDataset(
+                    f"the image has {image.height:,} x {image.width:,} pixels, and {height} x "
+                    f"{width} (height x width) are read: resize it"
+                )
+            _check_head(_IMAGE, image)
+            found = _converted(_IMAGE, image, channels)
+    except (*_DAMAGE, Warning) as error:
+        raise _damaged(_IMAGE, error, formats) from error
+    pixels: NDArray[Any] = np.asarray(found, np.uint8)
+    return np.moveaxis(pixels.reshape(height, width, channels), 2, 0)
+
+
+_IMAGE = "the image"
+
+
 def _opened(file: BinaryIO, member: ArchiveMember) -> ImageFile.ImageFile:
     data = read_up_to(open_member(file, member), member.size_bytes + 1)
     return _reading(member.name, lambda: Image.open(BytesIO(data), formats=FORMATS))
@@ -206,9 +239,13 @@ def _reading(name: str, work: Callable[[], T]) -> T:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidDataset(f"{name!r} has more than {MAX_PIXELS:,} pixels, the limit") from error
     except _DAMAGE as error:
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-        if isinstance(error, Image.UnidentifiedImageError):
-            reason = f"it is none of {', '.join(FORMATS)}"
-        raise InvalidDataset(
-            f"{name!r} is no image that can be read: {reason}; leave it out, or save it again"
-        ) from error
+        raise _damaged(name, error, FORMATS) from error
+
+
+def _damaged(name: str, error: Exception, formats: Sequence[str]) -> InvalidDataset:
+    reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+    if isinstance(error, Image.UnidentifiedImageError):
+        reason = f"it is none of {', '.join(formats)}"
+    return InvalidDataset(
+        f"{name!r} is no image that can be read: {reason}; leave it out, or save it again"
+    )

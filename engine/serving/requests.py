@@ -1,87 +1,280 @@
-# ruff: noqa
-# pyright: basic
-"""TEMPORARY."""
+"""Read requests: check them against a model, and convert their rows to the network's fields.
 
-from dataclasses import dataclass, field
+Everything in a request is hostile until it is checked: sizes are compared with the bytes that are
+there before memory is allocated, and nothing is unpickled.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import orjson
-import torch
 
-from engine.core.tensor_names import root
-from engine.data.augmentation.augmenting import unchanged
+from engine.core.problems import Findings
+from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import BadField
-from engine.data.columns.prepared import Prepared, Preparing
-from engine.data.sources.inline import ValueMeaning, inline_rows
-from engine.inference.classes import classified
-from engine.inference.rows import inline_shapes
-from glasshouse.errors import FieldProblem
+from engine.data.sources.inline import inline_field
+from engine.serving import inference_protocol, media_types, tensor_formats
+from engine.serving.asked import (
+    JSON,
+    NPY,
+    SAFETENSORS,
+    Asked,
+    BadRequest,
+    PredictForm,
+    ProtocolForm,
+    bad,
+    parsed,
+    stop,
+    token,
+)
+from engine.serving.field_arrays import check_names, from_arrays, same_rows, too_many
+from engine.serving.model_inputs import ModelInputs, OutputShape
+from engine.serving.raw_rows import read_rows
+from engine.serving.wanted import Wanted, wanted
+from glasshouse.suggestions import did_you_mean
+
+__all__ = [
+    "Asked",
+    "BadRequest",
+    "ModelInputs",
+    "OutputShape",
+    "PredictForm",
+    "ProtocolForm",
+    "read",
+]
+
+DEFAULT_MAX_ROWS = 4096
+_KEYS = ("inputs", "rows", "outputs", "fields", "top_k")
+_QUERY = ("input", "outputs", "fields", "top_k")
+_PLAIN_END = ord("e")
+"""Numbers and lists of JSON have no character after this one; texts, objects, ``true`` do."""
 
 
-class BadRequest(Exception):
-    def __init__(self, problems, status=422):
-        super().__init__(str(problems))
-        self.problems, self.status = problems, status
+def read(
+    head: Mapping[str, Any],
+    body: bytes | memoryview,
+    inputs: ModelInputs,
+    max_rows: int = DEFAULT_MAX_ROWS,
+) -> Asked:
+    """Read a request.
 
+    Args:
+        head: ``protocol`` (``predict`` or ``v2``), ``content_type``, ``accept``, ``query`` and
+            ``json_bytes``, as far as the client gave them.
+        body: the body of the request.
+        inputs: what the model reads.
+        max_rows: the most rows of one request.
 
-@dataclass(frozen=True)
-class ModelInputs:
-    trained_by: Any
-    fields: Any
-    shapes: Any
-    meaning: Any
-    most: Any
-    classes: Any
-    default_outputs: Any
-    steps: Any = field(default_factory=dict)
-
-    @staticmethod
-    def of(trained_by, checkpoint):
-        graph = trained_by.network
-        read = {root(n) for layer in graph.layers for n in layer.reads}
-        fields = {n: unchanged(f) for n, f in trained_by.data.fields.items() if n in read}
-        preparing = Preparing.of(trained_by.data, Prepared.of(checkpoint))
-        return ModelInputs(
-            trained_by,
-            fields,
-            inline_shapes(fields),
-            ValueMeaning(fields, preparing),
-            None,
-            classified(trained_by),
-            graph.outputs or (graph.layers[-1].name,),
-        )
-
-    def fields_of(self, asked, name):
-        if asked.fields is not None:
-            return asked.fields
-        return ("value", "id", "prob") if name in self.classes else ("value",)
-
-
-@dataclass(frozen=True)
-class Asked:
-    rows: Any
-    num_rows: int
-    outputs: Any
-    fields: Any
-    top_k: Any
-    form: Any = None
-
-
-def read(head, body, inputs, max_rows=4096):
+    Raises:
+        BadRequest: it is malformed, or does not fit the model.
+    """
     try:
-        raw = orjson.loads(body)
-    except ValueError as e:
-        raise BadRequest([FieldProblem("", str(e), "json")], 400)
-    try:
-        rows = inline_rows(
-            raw["inputs"], inputs.shapes, torch.device("cpu"), inputs.most, inputs.meaning
+        if head.get("protocol") == "v2":
+            return inference_protocol.read(head, body, inputs, max_rows)
+        return _predict(head, body, inputs, max_rows)
+    except RecursionError:
+        raise bad("the body is nested too deeply", "json", status=400) from None
+
+
+def _predict(
+    head: Mapping[str, Any], body: bytes | memoryview, inputs: ModelInputs, max_rows: int
+) -> Asked:
+    content_type = media_types.base_of(head.get("content_type"))
+    media_type = media_types.accepted(head.get("accept"), (JSON, NPY, SAFETENSORS))
+    query = head.get("query") or {}
+    if content_type in ("", JSON):
+        asked = _json(body, query, inputs, max_rows)
+    elif content_type in (NPY, SAFETENSORS):
+        asked = _tensors(content_type, body, query, inputs, max_rows)
+    else:
+        listed = f"{JSON}, {NPY} or {SAFETENSORS}"
+        detail = f"a body of type {content_type[:100]!r} cannot be read: send {listed}, and say so"
+        raise bad(f"{detail} in Content-Type", "media_type", status=415)
+    form = PredictForm(media_type)
+    if media_type == NPY:
+        _check_one_tensor(asked, inputs)
+    return Asked(asked.rows, asked.num_rows, asked.outputs, asked.fields, asked.top_k, form)
+
+
+def _check_one_tensor(asked: Asked, inputs: ModelInputs) -> None:
+    """Check that the answer is one array."""
+    names = [
+        f"{name}/{field}"
+        for name, own in zip(asked.outputs, asked.fields, strict=True)
+        for field in own
+    ]
+    fix = f"ask for one output and one of the fields, or accept {SAFETENSORS}"
+    if len(names) > 1 or names[0].endswith("/top_k"):
+        names = [item for name in names for item in _columns_of(name)]
+        detail = f"{NPY} has one tensor, and the request returns {', '.join(names[:20])}: {fix}"
+        raise bad(detail, "not_acceptable", status=406)
+    if asked.outputs[0] in inputs.steps and asked.num_rows > 1:
+        detail = f"{NPY} has no place for the lengths of the rows of {asked.outputs[0]!r}:"
+        raise bad(f"{detail} accept {SAFETENSORS} or {JSON}", "not_acceptable", status=406)
+
+
+def _columns_of(name: str) -> tuple[str, ...]:
+    return (name, f"{name}_prob") if name.endswith("/top_k") else (name,)
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def _json(
+    body: bytes | memoryview, query: Mapping[str, str], inputs: ModelInputs, max_rows: int
+) -> Asked:
+    document = parsed(body)
+    findings = Findings()
+    if not isinstance(document, dict):
+        raise bad(_no_inputs(inputs), "type")
+    for name in document:
+        if name not in _KEYS:
+            detail = f"there is no key {name[:100]!r}; there are: {', '.join(_KEYS)}"
+            findings.problem(f"/{token(name)}", detail + did_you_mean(name[:100], _KEYS), "unknown")
+    for name in query:
+        detail = f"the query has {name[:100]!r}, and options of a JSON body are in the body"
+        findings.problem("", f"{detail}: remove it", "unknown")
+    found = wanted(inputs, document, findings)
+    has_rows, has_inputs = "rows" in document, "inputs" in document
+    if has_rows is has_inputs:
+        detail = "the body has both inputs and rows: give one of them"
+        findings.problem("", detail if has_rows else _no_inputs(inputs), "missing")
+        stop(findings)
+    if has_rows:
+        rows, num_rows = _raw(document["rows"], found, inputs, max_rows, findings)
+    else:
+        rows, num_rows = _nested(body, document, found, inputs, max_rows, findings)
+    return Asked(rows, num_rows, *found)
+
+
+def _no_inputs(inputs: ModelInputs) -> str:
+    names = ", ".join(inputs.needed(inputs.default_outputs))
+    detail = 'the body needs "inputs", nested lists by field, or "rows", a list of objects;'
+    return f"{detail} the model reads: {names}"
+
+
+def _raw(
+    rows: Any, found: Wanted, inputs: ModelInputs, max_rows: int, findings: Findings
+) -> tuple[dict[str, Loaded], int]:
+    if not isinstance(rows, list):
+        findings.problem("/rows", "rows is not a list of objects", "type")
+    elif not rows:
+        findings.problem("/rows", "rows is empty: give at least one row", "empty")
+    elif len(rows) > max_rows:
+        findings.problem("/rows", too_many(len(rows), max_rows), "too_many_rows")
+    stop(findings)
+    return read_rows(rows, inputs, inputs.needed(found.outputs), findings), len(rows)
+
+
+def _nested(
+    body: bytes | memoryview,
+    document: dict[str, Any],
+    found: Wanted,
+    inputs: ModelInputs,
+    max_rows: int,
+    findings: Findings,
+) -> tuple[dict[str, Loaded], int]:
+    given = document["inputs"]
+    if not isinstance(given, dict):
+        findings.problem(
+            "/inputs", f"inputs is not an object of fields. {_no_inputs(inputs)}", "type"
         )
-    except (BadField, KeyError) as e:
-        raise BadRequest([FieldProblem("/inputs", str(e), "shape")])
-    return Asked(
-        rows.fields,
-        rows.num_rows,
-        tuple(raw.get("outputs") or inputs.default_outputs),
-        tuple(raw["fields"]) if raw.get("fields") else None,
-        raw.get("top_k"),
+        stop(findings)
+    check_names(given, inputs, inputs.needed(found.outputs), findings, {"": "/inputs"})
+    only_numbers = _has_only_numbers(body, document)
+    loaded: dict[str, Loaded] = {}
+    for name in inputs.needed(found.outputs):
+        if name not in given:
+            continue
+        value = given[name]
+        if isinstance(value, list) and len(value) > max_rows:
+            detail = too_many(len(value), max_rows)
+            findings.problem(f"/inputs/{token(name)}", detail, "too_many_rows")
+            continue
+        try:
+            loaded[name] = inline_field(
+                name,
+                value,
+                inputs.shapes[name],
+                inputs.meaning,
+                inputs.most,
+                only_numbers=only_numbers,
+            )
+        except BadField as cause:
+            findings.problem(f"/inputs/{token(name)}", str(cause), "shape")
+    return loaded, same_rows(loaded, max_rows, findings, "/inputs")
+
+
+def _has_only_numbers(body: bytes | memoryview, document: dict[str, Any]) -> bool:
+    """Return whether the lists of ``inputs`` hold numbers and nothing else.
+
+    Numpy would convert ``true``, ``null`` and texts to numbers. Looking at each value takes as long
+    as converting it, so characters are counted instead: without the lists, the body must have as
+    many quotes and letters as before.
+    """
+    characters = np.frombuffer(body, np.uint8)
+    outline = {**document, "inputs": dict.fromkeys(document["inputs"], 0)}
+    rest = np.frombuffer(orjson.dumps(outline), np.uint8)
+    return (
+        _count(characters > _PLAIN_END) == _count(rest > _PLAIN_END)
+        and _count(characters == ord('"')) == _count(rest == ord('"'))
+        and not _count(characters == ord("\\"))
     )
+
+
+def _count(marks: Any) -> int:
+    return int(np.count_nonzero(marks))
+
+
+# --- binary ----------------------------------------------------------------------------------
+
+
+def _tensors(
+    content_type: str,
+    body: bytes | memoryview,
+    query: Mapping[str, str],
+    inputs: ModelInputs,
+    max_rows: int,
+) -> Asked:
+    """Read a body of arrays. Their values mean the same as those of JSON ``inputs``."""
+    findings = Findings()
+    found = wanted(inputs, _options(query, findings), findings)
+    needed = inputs.needed(found.outputs)
+    arrays = (
+        {_only_input(query, inputs, needed, findings): tensor_formats.read_npy(body)}
+        if content_type == NPY
+        else tensor_formats.read_safetensors(body)
+    )
+    if content_type != NPY and "input" in query:
+        detail = f"input names the array of {NPY}; in {SAFETENSORS} they have names: remove it"
+        findings.problem("/input", detail, "unknown")
+    rows, num_rows = from_arrays(arrays, needed, inputs, max_rows, findings, {"": ""})
+    return Asked(rows, num_rows, *found)
+
+
+def _options(query: Mapping[str, str], findings: Findings) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, text in query.items():
+        if name not in _QUERY:
+            detail = f"there is no option {name[:100]!r}; there are: {', '.join(_QUERY)}"
+            detail += did_you_mean(name[:100], _QUERY)
+            findings.problem(f"/{token(name)}", detail, "unknown")
+        elif name in ("outputs", "fields"):
+            options[name] = [part.strip() for part in text.split(",")]
+        elif name == "top_k":
+            options[name] = int(text) if text.isascii() and text[:9].isdigit() else text[:100]
+    return options
+
+
+def _only_input(
+    query: Mapping[str, str], inputs: ModelInputs, needed: tuple[str, ...], findings: Findings
+) -> str:
+    """Return the field that the only array of a request is for."""
+    given = query.get("input")
+    if given is not None or len(needed) == 1:
+        return needed[0] if given is None else given
+    detail = f"the network reads {', '.join(needed)}, and {NPY} has one array: send {SAFETENSORS}"
+    findings.problem("/input", detail, "missing_input")
+    stop(findings)
+    raise AssertionError

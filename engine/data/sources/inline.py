@@ -81,6 +81,14 @@ class ValueMeaning:
         figures = of_field(None if known is None else known.figures.get(name), mine.fill)
         return x if figures is None else figures.normalized(figures.filled(x))
 
+    def changes(self, name: str) -> bool:
+        """Whether `floats` changes values of a field."""
+        mine, known = self.fields.get(name), self.preparing.known
+        if not isinstance(mine, DenseField | DenseSequenceField):
+            return False
+        figures = of_field(None if known is None else known.figures.get(name), mine.fill)
+        return figures is not None and not figures.is_empty
+
 
 def _places(name: str, given: list[Any], classes: Sequence[Any]) -> list[int]:
     places = {value: place for place, value in enumerate(classes)}
@@ -107,39 +115,138 @@ def inline_rows(
         BadField: not a regular nested list of numbers, of the wrong shape, or out of range;
             ``key`` is the field's name.
     """
-    loaded: dict[str, Loaded] = {}
-    heights: dict[str, int] = {}
-    for name, shape in shapes.items():
-        if shape.is_sequence:
-            sequence = _inline_sequence(name, inputs[name], shape, meaning)
-            loaded[name] = sequence if most is None or shape.is_sparse else sequence.cut(most)
-            heights[name] = len(sequence.lengths)
-            continue
-        values = _inline_tensor(name, meaning.number(name, inputs[name]), shape, meaning)
-        heights[name] = values.shape[0]
-        loaded[name] = LoadedField(values, is_integer=shape.dim is not None)
+    loaded = {
+        name: inline_field(name, inputs[name], shape, meaning, most)
+        for name, shape in shapes.items()
+    }
+    heights = {name: num_rows_of(item) for name, item in loaded.items()}
     if len(set(heights.values())) > 1:
         listed = ", ".join(f"{name!r} has {count}" for name, count in heights.items())
         raise BadField(f"all inputs need the same number of rows: {listed}")
     return place(loaded, next(iter(heights.values())), device)
 
 
-def _inline_tensor(name: str, given: Any, shape: FieldShape, meaning: ValueMeaning) -> Tensor:
+def num_rows_of(loaded: Loaded) -> int:
+    """Return the number of rows of a field."""
+    return len(loaded.lengths if isinstance(loaded, LoadedSequence) else loaded.values)
+
+
+def inline_field(
+    name: str,
+    given: Any,
+    shape: FieldShape,
+    meaning: ValueMeaning = ValueMeaning(),
+    most: int | None = None,
+    *,
+    only_numbers: bool = False,
+) -> Loaded:
+    """Read the rows of one field given as nested lists; the rest as in `inline_rows`.
+
+    ``only_numbers``: it is known that the lists hold numbers and nothing else.
+
+    Raises:
+        BadField: as in `inline_rows`.
+    """
+    if shape.is_sequence:
+        return _limited(_inline_sequence(name, given, shape, meaning), shape, most)
+    given = meaning.number(name, given)
+    values = _inline_tensor(name, given, shape, meaning, only_numbers=only_numbers)
+    return LoadedField(values, is_integer=shape.dim is not None)
+
+
+def array_field(
+    name: str,
+    array: NDArray[Any],
+    shape: FieldShape,
+    meaning: ValueMeaning = ValueMeaning(),
+    most: int | None = None,
+    lengths: NDArray[np.int64] | None = None,
+) -> Loaded:
+    """Read the rows of one field given as an array of numbers, which mean the same as in lists.
+
+    Args:
+        name: the field.
+        array: [rows, …]; of a sequence [rows, steps, …].
+        shape: that of the field.
+        meaning: how values are read.
+        most: truncate sequences to this many steps.
+        lengths: the steps of each row of a sequence, in [0, steps]; None: all.
+
+    Raises:
+        BadField: as in `inline_rows`.
+    """
+    mine = meaning.fields.get(name)
+    if isinstance(mine, IntegerField) and mine.classes is not None:
+        return inline_field(name, array.tolist(), shape, meaning)
+    if not shape.is_sequence:
+        values = _checked(name, array, shape, meaning)
+        return LoadedField(values, is_integer=shape.dim is not None)
+    item = ("steps", 2) if shape.has_values else ("steps", *shape.shape[1:])
+    if array.ndim != len(item) + 1 or array.shape[2:] != item[1:] or not len(array):
+        detail = f"input {name!r} has shape {list(array.shape)}; the network takes"
+        raise BadField(f"{detail} {['rows', *item]}", name)
+    if lengths is None:
+        lengths = np.full(len(array), array.shape[1], np.int64)
+    steps = array[np.arange(array.shape[1]) < lengths[:, None]]
+    if shape.has_values:
+        pairs = _steps(name, steps, _pairs_of(name, shape), ValueMeaning())
+        return _weighted(name, in_memory(pairs, lengths), shape)
+    is_integer = shape.dim is not None
+    values = _steps(name, steps, shape, meaning)
+    sequence = in_memory(values, lengths, is_integer=is_integer, padding_value=shape.padding_value)
+    return _limited(sequence, shape, most)
+
+
+def _limited(sequence: LoadedSequence, shape: FieldShape, most: int | None) -> LoadedSequence:
+    return sequence if most is None or shape.is_sparse else sequence.cut(most)
+
+
+def _steps(
+    name: str, steps: NDArray[Any], shape: FieldShape, meaning: ValueMeaning
+) -> NDArray[Any]:
+    """Return the steps of all rows together, checked."""
+    one = replace(shape, shape=shape.shape[1:])
+    if not len(steps):
+        return np.empty(steps.shape, np.float32 if shape.dim is None else np.int64)
+    return _checked(name, steps, one, meaning).numpy()
+
+
+def _inline_tensor(
+    name: str, given: Any, shape: FieldShape, meaning: ValueMeaning, *, only_numbers: bool = False
+) -> Tensor:
     wanted: Sequence[int] = shape.shape
+    is_direct = only_numbers and shape.dim is None and not meaning.changes(name)
+    dtype = np.float32 if is_direct else np.float64
     try:
-        array = np.array(jsonio_numbers(given), dtype=np.float64)
-    except (ValueError, TypeError):
+        with np.errstate(over="ignore"):  # values beyond float32 become Inf
+            array = np.array(given if only_numbers else jsonio_numbers(given), dtype=dtype)
+    except (ValueError, TypeError, RecursionError):
         detail = f"input {name!r} is not a regular nested list of numbers"
         raise BadField(f"{detail} of shape [rows, {', '.join(map(str, wanted))}]", name) from None
+    return _checked(name, array, shape, meaning)
+
+
+def _checked(name: str, array: NDArray[Any], shape: FieldShape, meaning: ValueMeaning) -> Tensor:
+    """Check the shape and the range of values, and convert them."""
+    wanted: Sequence[int] = shape.shape
     if array.ndim == 0 or array.shape[1:] != tuple(wanted) or array.shape[0] == 0:
         got = list(array.shape)
         detail = f"input {name!r} has shape {got}; the network takes {['rows', *wanted]}"
         raise BadField(detail, name)
     if shape.dim is None:
-        return torch.from_numpy(meaning.floats(name, array).astype(np.float32))
+        return _floats(name, array, meaning)
     if ((array != np.floor(array)) | (array < 0) | (array >= shape.dim)).any():
         raise BadField(f"input {name!r} takes integers in [0, {shape.dim})", name)
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _floats(name: str, array: NDArray[Any], meaning: ValueMeaning) -> Tensor:
+    """Return values as the network takes them; they are rounded once, from float64."""
+    if array.dtype == np.float32 and not meaning.changes(name):
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    x = meaning.floats(name, array.astype(np.float64, copy=False))
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(x.astype(np.float32))
 
 
 def _inline_sequence(
@@ -173,11 +280,24 @@ def _inline_sequence(
 
 def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:
     """Read a list of pairs [index, value] per row."""
+    pairs = _inline_sequence(name, given, _pairs_of(name, shape), ValueMeaning())
+    return _weighted(name, pairs, shape)
+
+
+def _pairs_of(name: str, shape: FieldShape) -> FieldShape:
+    """Return the shape of a sparse field's pairs [index, value].
+
+    Raises:
+        BadField: float32 has not enough indices.
+    """
     if (shape.dim or 0) > _EXACT_PLACES:
         detail = f"input {name!r} has more than {_EXACT_PLACES:,} places; read it from a dataset"
         raise BadField(detail, name)
-    both = replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
-    pairs = _inline_sequence(name, given, both, ValueMeaning())
+    return replace(shape, shape=(0, 2), dtype=torch.float32, dim=None, has_values=False)
+
+
+def _weighted(name: str, pairs: LoadedSequence, shape: FieldShape) -> LoadedSequence:
+    """Divide pairs into indices and values."""
     places, dim = pairs.values[:, 0], int(shape.dim or 0)
     if bool(((places != places.floor()) | (places < 0) | (places >= dim)).any()):
         raise BadField(f"input {name!r} takes places in [0, {dim})", name)
