@@ -1,0 +1,131 @@
+"""The queue of requests: what is computed together, in which order, and what is left out."""
+
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine.data.columns.loaded import LoadedField, LoadedSequence
+from engine.serving.asked import Asked
+from engine.serving.queue import Pending, QueueFull, RequestQueue
+from engine.serving.served_models import ServedVersion
+
+ONE, OTHER = cast("ServedVersion", object()), cast("ServedVersion", object())
+
+
+def asked(
+    rows: int = 1, longest: int = 0, outputs: tuple[str, ...] = ("fc",), **more: Any
+) -> Asked:
+    loaded: Any = LoadedField(torch.zeros(rows, 2))
+    if longest:
+        lengths = torch.full((rows,), longest)
+        loaded = LoadedSequence(torch.zeros(rows * longest), torch.arange(rows) * longest, lengths)
+    fields = tuple(("value",) for _ in outputs)
+    return Asked({"x": loaded}, rows, outputs, more.pop("fields", fields), more.pop("top_k", None))
+
+
+def pending(given: Asked | None = None, version: ServedVersion = ONE, **more: Any) -> Pending:
+    until = time.monotonic() + more.pop("left_s", 60.0)
+    return Pending(given or asked(), version, "m", lambda head, body: None, until, **more)
+
+
+def filled(*requests: Pending, max_rows: int = 8, max_delay_s: float = 0.0) -> RequestQueue:
+    queue = RequestQueue(100, max_rows, max_delay_s)
+    for request in requests:
+        queue.put(request)
+    return queue
+
+
+def taken(queue: RequestQueue) -> list[list[Pending]]:
+    found = []
+    while batch := queue.take(0.0):
+        found.append(batch)
+    assert len(queue) == 0
+    return found
+
+
+def test_requests_are_taken_in_the_order_of_their_arrival_up_to_the_rows_of_a_batch():
+    requests = [pending(asked(rows=3)) for _ in range(4)]
+    assert taken(filled(*requests)) == [requests[:2], requests[2:]]
+
+
+def test_a_request_with_more_rows_than_a_batch_is_taken_alone():
+    small, large = pending(), pending(asked(rows=20))
+    assert taken(filled(large, small)) == [[large], [small]]
+
+
+def test_requests_of_a_higher_priority_come_first():
+    low, high, also_high = pending(), pending(priority=1), pending(priority=1)
+    assert taken(filled(low, high, also_high)) == [[high, also_high], [low]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pending(version=OTHER),
+        pending(asked(outputs=("conv1",))),
+        pending(asked(fields=(("id",),))),
+        pending(asked(top_k=3)),
+    ],
+)
+def test_requests_that_cannot_be_computed_together_are_not(other: Pending):
+    first, last = pending(), pending()
+    other.arrived = first.arrived + 1e-6
+    batches = taken(filled(first, other, last))
+    assert batches == [[first, last], [other]]
+
+
+def test_sequences_are_computed_with_others_of_at_most_twice_their_length():
+    requests = {length: pending(asked(longest=length)) for length in (1, 2, 3, 4, 5, 8, 9, 100)}
+    batches = taken(filled(*requests.values()))
+    lengths = [[int(one.asked.rows["x"].lengths.max()) for one in batch] for batch in batches]  # type: ignore[union-attr]
+    assert lengths == [[1], [2], [3, 4], [5, 8], [9], [100]]
+
+
+def test_requests_that_nobody_waits_for_are_left_out():
+    gone, late, here = pending(), pending(left_s=-1.0), pending()
+    gone.is_cancelled = True
+    assert taken(filled(gone, late, here)) == [[here]]
+    assert taken(filled(gone, late)) == []
+
+
+def test_a_full_queue_refuses_and_says_how_long_it_takes():
+    queue = RequestQueue(2, 8, 0.0)
+    for _ in range(200):
+        queue.took(1, 3.0)
+    queue.put(pending())
+    queue.put(pending())
+    with pytest.raises(QueueFull) as error:
+        queue.put(pending())
+    assert error.value.size == 2
+    assert error.value.wait_s == pytest.approx(6.0, rel=0.01)
+    assert queue.is_busy
+    queue.take(0.0)
+    queue.put(pending())
+
+
+def test_a_batch_that_is_not_full_waits_for_more_requests_until_its_delay_is_over():
+    queue = filled(pending(), max_rows=3, max_delay_s=30.0)
+    found: list[list[Pending]] = []
+    thread = threading.Thread(target=lambda: found.append(queue.take(0.0)))
+    thread.start()
+    queue.put(pending())
+    assert thread.is_alive()
+    queue.put(pending())  # now it is full
+    thread.join(10)
+    assert [len(batch) for batch in found] == [3]
+    began = time.monotonic()
+    assert len(filled(pending(), max_rows=3, max_delay_s=0.05).take(0.0)) == 1
+    assert time.monotonic() - began < 10
+
+
+def test_a_request_that_comes_wakes_who_waits():
+    queue, found = RequestQueue(10, 8, 0.0), []
+    thread = threading.Thread(target=lambda: found.append(queue.take(60.0)))
+    thread.start()
+    request = pending()
+    queue.put(request)
+    thread.join(10)
+    assert found == [[request]]
