@@ -15,11 +15,11 @@ from engine.data.batches.rows import tensors_of
 from engine.data.columns.table import Table
 from engine.datasets.ingest import ingest
 from engine.inference.blocks import Column
-from engine.inference.classes import read_fields
 from engine.inference.rows import Inputs, rows_of
 from engine.network.network import Network
 from engine.serving import responses
 from engine.serving.requests import Asked, BadRequest, ModelInputs, read
+from engine.serving.served_models import ServedVersion, VersionName
 from glasshouse.spec import Trained, parse_job, parse_trained
 from tests.unit.engine.runs import of_type, planned, run
 
@@ -33,7 +33,7 @@ class Served:
     resolved: dict[str, Any]
     trained_by: Trained
     checkpoint: Path
-    inputs: ModelInputs
+    version: ServedVersion
 
     def network(self, outputs: tuple[str, ...]) -> Network:
         """The network with its weights."""
@@ -41,25 +41,15 @@ class Served:
         made.load_state_dict(load_file(self.checkpoint / "model.safetensors"))
         return made.eval()
 
-    @torch.inference_mode()
     def compute(self, asked: Asked) -> dict[str, Column]:
-        """What a request gets, as the main thread of a replica computes it."""
-        every = slice(0, asked.num_rows)
-        tensors, lengths = tensors_of(asked.rows, every, every, CPU)
-        values = Network.__call__(self.network(asked.outputs), tensors)
-        types = {layer.name: layer.type for layer in self.trained_by.network.layers}
-        columns: dict[str, Column] = {}
-        for name in asked.outputs:
-            x, steps = values[name], self.inputs.steps.get(name)
-            own = None if steps is None else lengths[steps]
-            if own is not None:
-                x = x[torch.arange(x.shape[1]) < own[:, None]]
-            fields = self.inputs.fields_of(asked, name)
-            for title, item in read_fields(
-                fields, types[name.partition(".")[0]], x, asked.top_k
-            ).items():
-                columns[f"{name}/{title}"] = Column(item.contiguous(), own)
-        return columns
+        """The outputs of a request."""
+        (found,) = self.version.compute([asked])
+        return found
+
+    @property
+    def inputs(self) -> ModelInputs:
+        """What it reads."""
+        return self.version.inputs
 
     def answer(
         self, body: bytes | dict[str, Any], max_rows: int = 100, **head: Any
@@ -117,7 +107,8 @@ def served(directory: Path, spec: dict[str, Any], table: Path) -> Served:
     checkpoint = directory / of_type(records, "checkpoint")[-1]["dir"]
     trained_by = parse_trained(json.dumps(resolved))
     assert trained_by is not None
-    return Served(resolved, trained_by, checkpoint, ModelInputs.of(trained_by, checkpoint))
+    version = ServedVersion(VersionName("m", 3, "ckpt_1", checkpoint), trained_by, CPU, 5)
+    return Served(resolved, trained_by, checkpoint, version)
 
 
 def uploaded(directory: Path, name: str, content: str | bytes, form: str) -> Path:

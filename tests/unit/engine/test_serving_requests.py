@@ -240,9 +240,8 @@ def test_options_are_checked(houses):
     detail = "all inputs need the same number of rows: 'x' has 2, 'both' has 1"
     assert found == {"/inputs": detail}
     found = houses.problems({"inputs": inputs}, query={"outputs": "fc"})
-    assert found == {
-        "": "the query has 'outputs', and options of a JSON body are in the body: remove it"
-    }
+    detail = "the query has 'outputs', and options of a JSON body are in the body: remove it"
+    assert found == {"/query/outputs": detail}
 
 
 def test_the_defaults_are_those_of_an_inference_job(houses):
@@ -293,7 +292,7 @@ def test_arrays_are_filled_and_normalized_like_lists(houses):
     assert torch.equal(found["x"], by_hand(houses, x.astype(np.float64)))
     detail = "the network reads x, both, and application/x-npy has one array:"
     assert houses.problems(npy(x), **NPY) == {
-        "/input": f"{detail} send application/vnd.safetensors"
+        "/query/input": f"{detail} send application/vnd.safetensors"
     }
 
 
@@ -304,10 +303,10 @@ def test_options_of_arrays_are_in_the_query(digits):
     assert (asked.outputs, asked.top_k) == (("conv", "fc"), 2)
     assert asked.fields == (("id", "top_k"),) * 2
     found = digits.problems(body, **NPY, query={"topk": "3", "top_k": "x"})
-    assert found["/topk"].endswith("did you mean top_k?")
-    assert found["/top_k"] == 'top_k is "x": give an integer from 1 to 10,000'
+    assert found["/query/topk"].endswith("did you mean top_k?")
+    assert found["/query/top_k"] == 'top_k is "x": give an integer from 1 to 10,000'
     found = digits.problems(body, **NPY, query={"input": "imag"})
-    assert found["/imag"].endswith("did you mean image?")
+    assert found["/query/input"].endswith("did you mean image?")
 
 
 @pytest.mark.parametrize(
@@ -379,6 +378,30 @@ def test_media_types_are_checked(digits):
     assert detail.startswith("application/x-npy has one tensor, and the request returns fc/value,")
     content_type = "application/JSON; charset=utf-8"
     assert digits.read(body, content_type=content_type).num_rows == 1
+
+
+def test_requests_of_any_form_can_be_computed_together(houses):
+    """Rows, lists, arrays and tensors become the same fields."""
+    x, both = np.array([[80.0, 2.0, np.nan]]), np.array([[1.0, 2.0]])
+    row = {"area": 80, "rooms": 2, "age": None, "pair": (both / 0.3).tolist()[0]}
+    given = [
+        tensor("x", x, "FP64", data=[80, 2, "NaN"]),
+        tensor("both", both, "FP64", data=[1, 2]),
+    ]
+    requests = [
+        houses.read({"rows": [row, row]}),
+        houses.read({"inputs": {"x": [[80, 2, "NaN"]], "both": both.tolist()}}),
+        houses.read(save({"x": x, "both": both}), **SAFETENSORS),
+        houses.read({"inputs": given, "outputs": [
+            {"name": name} for name in ("fc", "fc/id", "fc/prob")
+        ]}, protocol="v2"),
+    ]  # fmt: skip
+    assert len({(item.outputs, item.fields, item.top_k) for item in requests}) == 1
+    found = houses.version.compute(requests)
+    assert [len(item["fc/value"].values) for item in found] == [2, 1, 1, 1]
+    for item in found[1:]:
+        assert torch.equal(item["fc/value"].values, found[1]["fc/value"].values)
+        torch.testing.assert_close(item["fc/value"].values, found[0]["fc/value"].values[:1])
 
 
 # --- images ----------------------------------------------------------------------------------
