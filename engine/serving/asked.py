@@ -1,7 +1,7 @@
 """Requests that fit a model, and what is wrong with those that do not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -45,8 +45,9 @@ def parsed(body: bytes | memoryview) -> Any:
     try:
         return orjson.loads(body)
     except ValueError as cause:
-        fix = 'NaN and infinities are the texts "NaN", "Infinity" and "-Infinity"'
-        detail = f"the body is not JSON: {str(cause)[:200]} ({fix})"
+        detail = f"the body is not JSON: {str(cause)[:200]}"
+        if b"NaN" in bytes(body) or b"Infinity" in bytes(body):
+            detail += '; NaN and infinities are the texts "NaN", "Infinity" and "-Infinity"'
         raise bad(detail, "json", status=400) from None
 
 
@@ -111,7 +112,3 @@ class Asked:
     top_k: int | None
     """The number of entries of ``top_k``; None: `engine.inference.classes.TOP_K`."""
     form: PredictForm | ProtocolForm = PredictForm()
-
-    def with_rows(self, rows: Mapping[str, Loaded], num_rows: int) -> "Asked":
-        """Return a request for the same outputs of other rows."""
-        return replace(self, rows=rows, num_rows=num_rows)

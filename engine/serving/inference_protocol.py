@@ -273,7 +273,10 @@ def _arrays(
         if name in found:
             detail = f"{name[:100]!r} is given twice: remove one"
             findings.problem(pointer, detail, "repeated")
+        before = len(findings.problems)
         size = _binary_size(item, len(binary) - start, pointer, findings)
+        if len(findings.problems) > before:
+            stop(findings)  # where the next tensors begin is not known
         content = None if size is None else binary[start : start + size]
         start += size or 0
         pointers[name] = pointer
@@ -281,7 +284,6 @@ def _arrays(
             found[name] = _tensor(item, content)
         except ValueError as cause:
             findings.problem(pointer, f"input {name[:100]!r}: {cause}", "tensor")
-            found[name] = []
     if start != len(binary):
         detail = f"the binary_data_size of all inputs is {start:,}, and after the JSON there are"
         findings.problem("/inputs", f"{detail} {len(binary):,} bytes", "binary_data_size")

@@ -64,9 +64,10 @@ def read_rows(
         BadRequest: a row does not fit the model, or something was found before.
     """
     known = _columns_by_key(inputs)
-    good = _checked_rows(rows, known, findings)
-    stop(findings)
-    loaded = {name: _load(name, good, known, inputs, findings) for name in needed}
+    checked = _checked_rows(rows, known, findings)
+    if len(checked) < len(rows):
+        stop(findings)
+    loaded = {name: _load(name, checked, inputs, findings) for name in needed}
     stop(findings)
     return {name: item for name, item in loaded.items() if item is not None}
 
@@ -95,17 +96,17 @@ def _checked_rows(
             findings.problem(f"/rows/{number}", detail, "type")
             continue
         if not row.keys() <= known.keys():
-            for key in row.keys() - known.keys():
+            for key in [key for key in row if key not in known]:
                 detail = f"no field reads a column {key[:100]!r}; these are read:"
                 detail += f" {', '.join([*dict.fromkeys(known.values())][:50])}"
                 detail += did_you_mean(key[:100], known)
                 findings.problem(f"/rows/{number}/{token(key)}", detail, "unknown_column")
-            continue
-        values = {known[key]: value for key, value in row.items()}
-        if len(values) < len(row):
-            keys = [key for key in row if known[key] != key and known[key] in row]
-            detail = f"{keys[0]!r} and {known[keys[0]]!r} are the same column: give one of them"
-            findings.problem(f"/rows/{number}/{token(keys[0])}", detail, "repeated")
+        own = row if row.keys() <= known.keys() else {key: row[key] for key in row if key in known}
+        values = {known[key]: value for key, value in own.items()}
+        if len(values) < len(own):
+            again = next(key for key in own if known[key] != key and known[key] in own)
+            detail = f"{again!r} and {known[again]!r} are the same column: give one of them"
+            findings.problem(f"/rows/{number}/{token(again)}", detail, "repeated")
         found.append(values)
     return found
 
@@ -113,7 +114,6 @@ def _checked_rows(
 def _load(
     name: str,
     rows: Sequence[Mapping[str, Any]],
-    known: Mapping[str, str],
     inputs: ModelInputs,
     findings: Findings,
 ) -> Loaded | None:

@@ -134,7 +134,7 @@ def _json(
             findings.problem(f"/{token(name)}", detail + did_you_mean(name[:100], _KEYS), "unknown")
     for name in query:
         detail = f"the query has {name[:100]!r}, and options of a JSON body are in the body"
-        findings.problem("", f"{detail}: remove it", "unknown")
+        findings.problem(f"/query/{token(name)}", f"{detail}: remove it", "unknown")
     found = wanted(inputs, document, findings)
     has_rows, has_inputs = "rows" in document, "inputs" in document
     if has_rows is has_inputs:
@@ -239,7 +239,7 @@ def _tensors(
 ) -> Asked:
     """Read a body of arrays. Their values mean the same as those of JSON ``inputs``."""
     findings = Findings()
-    found = wanted(inputs, _options(query, findings), findings)
+    found = wanted(inputs, _options(query, findings), findings, "/query")
     needed = inputs.needed(found.outputs)
     arrays = (
         {_only_input(query, inputs, needed, findings): tensor_formats.read_npy(body)}
@@ -248,8 +248,9 @@ def _tensors(
     )
     if content_type != NPY and "input" in query:
         detail = f"input names the array of {NPY}; in {SAFETENSORS} they have names: remove it"
-        findings.problem("/input", detail, "unknown")
-    rows, num_rows = from_arrays(arrays, needed, inputs, max_rows, findings, {"": ""})
+        findings.problem("/query/input", detail, "unknown")
+    pointers = {"": "", **dict.fromkeys(arrays if "input" in query else (), "/query/input")}
+    rows, num_rows = from_arrays(arrays, needed, inputs, max_rows, findings, pointers)
     return Asked(rows, num_rows, *found)
 
 
@@ -259,7 +260,7 @@ def _options(query: Mapping[str, str], findings: Findings) -> dict[str, Any]:
         if name not in _QUERY:
             detail = f"there is no option {name[:100]!r}; there are: {', '.join(_QUERY)}"
             detail += did_you_mean(name[:100], _QUERY)
-            findings.problem(f"/{token(name)}", detail, "unknown")
+            findings.problem(f"/query/{token(name)}", detail, "unknown")
         elif name in ("outputs", "fields"):
             options[name] = [part.strip() for part in text.split(",")]
         elif name == "top_k":
@@ -275,6 +276,6 @@ def _only_input(
     if given is not None or len(needed) == 1:
         return needed[0] if given is None else given
     detail = f"the network reads {', '.join(needed)}, and {NPY} has one array: send {SAFETENSORS}"
-    findings.problem("/input", detail, "missing_input")
+    findings.problem("/query/input", detail, "missing_input")
     stop(findings)
     raise AssertionError

@@ -208,7 +208,7 @@ def _classified(column: Column, layer: str, most: int, inputs: ModelInputs) -> N
     for place in np.ndindex(values.shape):
         number = int(places[place])
         end = "" if named is None else f":{named[number]}"
-        made[place] = f"{values[place]}:{number}{end}"
+        made[place] = f"{values[place]!s}:{number}{end}"
     return made
 
 

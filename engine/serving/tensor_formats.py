@@ -47,8 +47,9 @@ def array_of(data: Bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray
         raise ValueError(f"it has {len(shape)} axes, and at most {MAX_AXES} are read")
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != len(data):
-        shown = [*shape] if wanted < 2**63 else "larger than memory"
-        raise ValueError(f"its shape {shown} has {wanted:.17g} bytes, and there are {len(data):,}")
+        size = f"{wanted:,} bytes" if wanted < 2**63 else "more bytes than any memory"
+        shown = str([*shape])[:200]
+        raise ValueError(f"its shape {shown} has {size}, and there are {len(data):,}")
     if not wanted:
         return np.empty([min(size, 2**31) for size in shape], dtype)
     return np.frombuffer(data, dtype).reshape([*shape])
