@@ -200,7 +200,9 @@ class Network(nn.Module):
         view._steps = [
             step._replace(finished=finished.get(place, ())) for place, step in enumerate(steps)
         ]
-        view._usual = view._paired = view._plan = view._steps
+        view._usual, view._paired = view._steps, in_pairs(view._steps, wanted)
+        is_last = self.memory_format is torch.channels_last
+        view._plan = view._paired if is_last else view._usual
         return view
 
     def _with_own_copy(self, step: Step, moved: Mapping[int, str]) -> Step:

@@ -12,6 +12,8 @@ from engine.serving.requests import Asked
 from engine.serving.served_models import ServedVersion
 
 _SMOOTHING = 0.1
+MAX_BYTES = 1 << 30
+"""The most bytes of rows that wait, whatever the number of requests."""
 
 
 class QueueFull(Exception):
@@ -46,6 +48,11 @@ class Pending:
     """Its outputs, kept for a shadow."""
 
     @property
+    def num_bytes(self) -> int:
+        """The size of its rows."""
+        return sum(loaded.nbytes for loaded in self.asked.rows.values())
+
+    @property
     def group(self) -> Hashable:
         """Requests of the same group can be computed together."""
         asked = self.asked
@@ -77,7 +84,7 @@ class RequestQueue:
         """``max_rows``: of a batch. ``max_delay_s``: that a batch waits for more requests."""
         self._max_requests, self._max_rows, self._max_delay_s = max_requests, max_rows, max_delay_s
         self._groups: dict[Hashable, deque[Pending]] = {}
-        self._size = 0
+        self._size = self._bytes = 0
         self._changed = threading.Condition()
         self._request_s = 0.0
         """The smoothed time that one request takes, seconds."""
@@ -98,10 +105,12 @@ class RequestQueue:
             QueueFull: as many wait as may.
         """
         with self._changed:
-            if self._size >= self._max_requests:
+            size = request.num_bytes
+            if self._size >= self._max_requests or (self._size and self._bytes + size > MAX_BYTES):
                 raise QueueFull(self._size, self._size * self._request_s)
             self._groups.setdefault(request.group, deque()).append(request)
             self._size += 1
+            self._bytes += size
             self._changed.notify()
 
     def take(self, timeout_s: float) -> list[Pending]:
@@ -148,16 +157,20 @@ class RequestQueue:
         waiting, now, rows = self._groups.get(group), time.monotonic(), 0
         while waiting:
             if waiting[0].is_cancelled or waiting[0].deadline < now:
-                waiting.popleft()
-                self._size -= 1
+                self._remove(waiting)
                 continue
             if found and rows + waiting[0].asked.num_rows > max_rows:
                 break
             rows += waiting[0].asked.num_rows
-            found.append(waiting.popleft())
-            self._size -= 1
+            found.append(self._remove(waiting))
             if rows >= max_rows:
                 break
         if waiting is not None and not waiting:
             del self._groups[group]
         return found
+
+    def _remove(self, waiting: deque[Pending]) -> Pending:
+        request = waiting.popleft()
+        self._size -= 1
+        self._bytes -= request.num_bytes
+        return request

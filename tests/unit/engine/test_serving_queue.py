@@ -106,6 +106,18 @@ def test_a_full_queue_refuses_and_says_how_long_it_takes():
     queue.put(pending())
 
 
+def test_requests_with_more_bytes_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.serving.queue.MAX_BYTES", 100)
+    queue = RequestQueue(100, 64, 0.0)
+    queue.put(pending(asked(rows=50)))  # 400 bytes: one is always taken
+    with pytest.raises(QueueFull):
+        queue.put(pending(asked(rows=1)))
+    queue.take(0.0)
+    queue.put(pending(asked(rows=12)))
+    with pytest.raises(QueueFull):
+        queue.put(pending(asked(rows=1)))
+
+
 def test_a_batch_that_is_not_full_waits_for_more_requests_until_its_delay_is_over():
     queue = filled(pending(), max_rows=3, max_delay_s=30.0)
     found: list[list[Pending]] = []
