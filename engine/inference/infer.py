@@ -37,6 +37,7 @@ from engine.inference.reporting import (
     report_file,
 )
 from engine.inference.rows import Inputs, fields_needed, outputs_of, rows_of, steps_in
+from engine.network.layers import work_out_of_place
 from engine.network.network import Network
 from engine.training.control import RunControl
 from engine.training.report import Outputs
@@ -103,6 +104,7 @@ class Predictor:
         self._network = Network(trained_by.network, self.wanted, prune=True)
         load_model(inputs.checkpoint, self._network, partial=True)
         self._network.to(inputs.device).eval()
+        work_out_of_place(self._network)
         fields = fields_needed(job, trained_by)
         self._steps = steps_in(trained_by, fields, self.wanted, rows, self.batch_size)
         self._types = {layer.name: layer.type for layer in trained_by.network.layers}

@@ -18,7 +18,7 @@ from torch.utils import swap_tensors
 from engine.core.device import named
 from engine.core.shards import is_sharded
 from engine.network.layer_groups import layer_groups
-from engine.network.layers import Made, Runnable, Several, steps_of
+from engine.network.layers import Made, Runnable, Several, steps_of, work_out_of_place
 
 Outputs = dict[str, Tensor]
 
@@ -61,7 +61,10 @@ class FullySharded:
             self.plans[number], self._roots[number] = self._grouped(plan, whole)
         for module in (*whole, network):  # also buffers of layers without parameters
             _move(module, mesh)
-        _work_out_of_place(network)
+        # In place on what a sharded layer returns, an operation may remove the hook that gathers
+        # its parameters for the backward pass. torch warns of it for each view.
+        work_out_of_place(network)
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
     def _grouped(
         self, plan: Sequence[Runnable], whole: Collection[nn.Module]
@@ -147,18 +150,6 @@ def _move(module: nn.Module, mesh: DeviceMesh) -> None:
             if isinstance(tensor, nn.Parameter):
                 there = nn.Parameter(there, requires_grad=tensor.requires_grad)
             swap_tensors(tensor, there)
-
-
-def _work_out_of_place(network: nn.Module) -> None:
-    """Let no layer work in place.
-
-    An operation in place on what a sharded layer returns may remove the hook that gathers its
-    parameters for the backward pass. torch warns of it for each view.
-    """
-    for module in network.modules():
-        if getattr(module, "inplace", False):
-            setattr(module, "inplace", False)  # noqa: B010 (not an attribute of all modules)
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
 
 class _Root(nn.Module):

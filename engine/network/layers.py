@@ -379,3 +379,10 @@ def segmented(items: Sequence[Item], kept_at: Iterable[str]) -> list[Item | Segm
 def _in_segment(part: Sequence[Item]) -> "list[Item | Segment]":
     steps = [item for item in part if isinstance(item, Step)]
     return [Segment(steps)] if steps else []
+
+
+def work_out_of_place(network: nn.Module) -> None:
+    """Let no layer overwrite the output of another in place: somebody else reads it too."""
+    for module in network.modules():
+        if getattr(module, "inplace", False):
+            setattr(module, "inplace", False)  # noqa: B010 (not an attribute of all modules)

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard  # pyright: i
 from torch.nn import functional as F
 
 from engine.core.device import seed_all
+from engine.network.layers import work_out_of_place
 from engine.network.own_layers.attention import DotProductAttention
 from engine.network.tensor_plan import TensorPlan
 
@@ -54,9 +55,7 @@ class TensorParallel:
         for name in plan.drawing:
             module = modules[name]
             module.forward = partial(_drawn, module.forward, mesh.get_local_rank())
-        for module in network.modules():
-            if getattr(module, "inplace", False):  # torch refuses it for what comes of a DTensor
-                setattr(module, "inplace", False)  # noqa: B010 (not an attribute of all modules)
+        work_out_of_place(network)  # torch refuses it for what comes of a DTensor
 
     def _divide(
         self, module: nn.Module, forward: Callable[..., Tensor], **placements: Placement

@@ -16,6 +16,7 @@ from engine.data.batches.rows import Loaded, tensors_of
 from engine.data.columns.loaded import LoadedField, LoadedSequence
 from engine.inference.blocks import Column
 from engine.inference.infer import columns_of
+from engine.network.layers import work_out_of_place
 from engine.network.network import Network
 from engine.serving.requests import Asked, ModelInputs
 from glasshouse.spec import Trained
@@ -49,6 +50,7 @@ class ServedVersion:
         network = Network(trained_by.network, self.inputs.default_outputs)
         load_model(name.directory, network)
         network.to(device).eval()
+        work_out_of_place(network)
         for parameter in network.parameters():
             parameter.requires_grad_(False)
         if device.type == "cpu" and any(

@@ -49,8 +49,10 @@ def _run(tmp_path, trained, digits, job):
 
 def _expected(trained, digits):
     images = torch.from_numpy(np.load(digits / "test" / "0.npy")).float() / 255
+    network = copy.deepcopy(trained[2])
+    network.layers["relu1"].inplace = False  # it would overwrite the output of conv1
     with torch.inference_mode():
-        return trained[2]({"image": images})
+        return network({"image": images})
 
 
 def test_several_layers_come_back_in_one_pass_in_the_order_of_the_data(tmp_path, trained, digits):
