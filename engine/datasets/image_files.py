@@ -1,8 +1,9 @@
 """Read zip archives of images in folders: the folder is the class. Uses numpy and Pillow.
 
 There are two passes: the first reads every image's header to ensure that all rows have one shape,
-the second decodes. One image is in memory at a time. Untrusted images are decoded where all uploads
-are read: in a separate process with limits.
+the second decodes. One image is in memory at a time. Uploaded images are decoded where all uploads
+are read: in a separate process with limits. An image of a request to a served model is decoded in
+the process of the model, if it is a PNG or JPEG of exactly the size that the model takes.
 """
 
 import struct

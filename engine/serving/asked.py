@@ -1,6 +1,6 @@
 """Requests that fit a model, and what is wrong with those that do not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,17 @@ import orjson
 from engine.core.problems import Findings
 from engine.data.batches.rows import Loaded
 from glasshouse.errors import FieldProblem
+from glasshouse.suggestions import did_you_mean
 
 JSON = "application/json"
 NPY = "application/x-npy"
 SAFETENSORS = "application/vnd.safetensors"
 BINARY = "application/octet-stream"
-MAX_PROBLEMS = 50
-"""The most problems of one request that are listed."""
+MAX_PROBLEMS = 20
+"""The most problems of one request that are looked for; finding them takes time, too."""
+
+_LISTED = 20
+_COMPARED = 200
 
 
 class BadRequest(Exception):
@@ -23,11 +27,7 @@ class BadRequest(Exception):
 
     def __init__(self, problems: Sequence[FieldProblem], status: int = 422) -> None:
         """``status``: that of the HTTP answer: 400, 406, 413, 415 or 422."""
-        self.problems = [*problems][:MAX_PROBLEMS]
-        if len(problems) > MAX_PROBLEMS:
-            detail = f"{len(problems) - MAX_PROBLEMS} more problems are not listed"
-            self.problems.append(FieldProblem("", detail, "more"))
-        self.status = status
+        self.problems, self.status = [*problems], status
         super().__init__("; ".join(map(str, self.problems)))
 
 
@@ -51,14 +51,39 @@ def parsed(body: bytes | memoryview) -> Any:
         raise bad(detail, "json", status=400) from None
 
 
-def stop(findings: Findings) -> None:
-    """Raise the problems found so far, if there are any.
+class Problems(Findings):
+    """The problems of one request."""
 
-    Raises:
-        BadRequest: at least one problem was added.
-    """
-    if findings.problems:
-        raise BadRequest(findings.problems)
+    def problem(self, pointer: str, detail: str, code: str = "invalid") -> None:
+        """Add a problem.
+
+        Raises:
+            BadRequest: there are as many as are looked for.
+        """
+        super().problem(pointer, detail, code)
+        if len(self.problems) >= MAX_PROBLEMS:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Refuse the request if it has problems.
+
+        Raises:
+            BadRequest: it has.
+        """
+        if self.problems:
+            raise BadRequest(self.problems)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names of a list as a text."""
+    known = [*names]
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"{', '.join(known[:_LISTED])}{more}"
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean …?``, or "" if no known name is similar to an unknown one."""
+    return did_you_mean(name[:50], [*known][:_COMPARED])
 
 
 def token(name: str) -> str:

@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.problems import Findings
 from engine.core.tensor_names import lengths_of
 from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import BadField
+from engine.data.columns.loaded import LoadedField
 from engine.data.sources.inline import array_field, inline_field, num_rows_of
-from engine.serving.asked import bad, stop, token
+from engine.serving.asked import Problems, bad, listed, similar, token
 from engine.serving.model_inputs import ModelInputs
 from glasshouse.spec import IntegerField
-from glasshouse.suggestions import did_you_mean
 
+MAX_STEPS = 1 << 22
+"""The most steps of all rows of a sequence field, with padding."""
+_TOO_MANY = "rows"
 Given = NDArray[Any] | list[str]
 """Numbers, or a text for each row."""
 
@@ -29,7 +31,7 @@ def check_names(
     given: Mapping[str, Any],
     inputs: ModelInputs,
     needed: Sequence[str],
-    findings: Findings,
+    problems: Problems,
     pointers: Mapping[str, str],
 ) -> None:
     """Check that all needed fields are given, and no others than those of training.
@@ -39,17 +41,17 @@ def check_names(
     known = inputs.trained_by.data.fields
     for name in given:
         if name not in known:
-            detail = f"the network has no field {name[:100]!r}; it has: {', '.join(known)}"
-            detail += did_you_mean(name[:100], known)
+            detail = f"the network has no field {name[:100]!r}; it has: {listed(known)}"
+            detail += similar(name, known)
             pointer = pointers.get(name, f"{pointers['']}/{token(name)}")
-            findings.problem(pointer, detail, "unknown_field")
+            problems.problem(pointer, detail, "unknown_field")
     for name in needed:
         if name not in given:
             detail = f"the network needs the input {name!r}"
-            findings.problem(pointers[""], detail, "missing_input")
+            problems.problem(pointers[""], detail, "missing_input")
 
 
-def same_rows(loaded: Mapping[str, Loaded], max_rows: int, findings: Findings, pointer: str) -> int:
+def same_rows(loaded: Mapping[str, Loaded], max_rows: int, problems: Problems, pointer: str) -> int:
     """Return the number of rows of all fields.
 
     Raises:
@@ -59,11 +61,17 @@ def same_rows(loaded: Mapping[str, Loaded], max_rows: int, findings: Findings, p
     if len({*heights.values()}) > 1:
         listed = ", ".join(f"{name!r} has {height}" for name, height in heights.items())
         detail = f"all inputs need the same number of rows: {listed}"
-        findings.problem(pointer, detail, "num_rows")
+        problems.problem(pointer, detail, "num_rows")
     num_rows = max(heights.values(), default=0)
+    for name, item in loaded.items():
+        longest = 0 if isinstance(item, LoadedField) else int(item.lengths.max())
+        if num_rows * longest > MAX_STEPS:
+            detail = f"{num_rows:,} rows padded to the {longest:,} steps of the longest row of"
+            detail += f" {name!r} have more than {MAX_STEPS:,} steps: send fewer rows at once"
+            problems.problem(pointer, detail, "too_many_steps")
     if num_rows > max_rows:
-        findings.problem(pointer, too_many(num_rows, max_rows), "too_many_rows")
-    stop(findings)
+        problems.problem(pointer, too_many(num_rows, max_rows), "too_many_rows")
+    problems.refuse()
     if not num_rows:
         raise bad("the request has no rows: give at least one", "empty", pointer)
     return num_rows
@@ -74,7 +82,7 @@ def from_arrays(
     needed: Sequence[str],
     inputs: ModelInputs,
     max_rows: int,
-    findings: Findings,
+    problems: Problems,
     pointers: Mapping[str, str],
 ) -> tuple[dict[str, Loaded], int]:
     """Convert arrays of fields, and ``<field>.lengths`` of sequences; return the number of rows.
@@ -91,7 +99,7 @@ def from_arrays(
         if shape.is_sequence and lengths_of(name) in arrays
     }
     given = {name: item for name, item in arrays.items() if name not in lengths}
-    check_names(given, inputs, needed, findings, pointers)
+    check_names(given, inputs, needed, problems, pointers)
     loaded: dict[str, Loaded] = {}
     for name in needed:
         if name not in given:
@@ -102,11 +110,8 @@ def from_arrays(
             loaded[name] = _field(name, given[name], own, inputs, max_rows)
         except BadField as cause:
             code = "too_many_rows" if cause.key == _TOO_MANY else "shape"
-            findings.problem(pointer, str(cause), code)
-    return loaded, same_rows(loaded, max_rows, findings, pointers[""])
-
-
-_TOO_MANY = "rows"
+            problems.problem(pointer, str(cause), code)
+    return loaded, same_rows(loaded, max_rows, problems, pointers[""])
 
 
 def _field(

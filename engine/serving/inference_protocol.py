@@ -18,17 +18,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.core.problems import Findings
 from engine.core.tensor_names import lengths_of
 from engine.data.sources.inline import jsonio_numbers
 from engine.inference.classes import CLASS_FIELDS
-from engine.serving.asked import Asked, AskedTensor, ProtocolForm, bad, parsed, stop, token
+from engine.serving.asked import (
+    Asked,
+    AskedTensor,
+    Problems,
+    ProtocolForm,
+    bad,
+    parsed,
+    similar,
+    token,
+)
 from engine.serving.field_arrays import Given, from_arrays
 from engine.serving.model_inputs import ModelInputs
-from engine.serving.tensor_formats import array_of, from_bfloat16, is_sizes
+from engine.serving.tensor_formats import MAX_AXES, array_of, from_bfloat16, is_sizes
 from engine.serving.wanted import MAX_OUTPUTS, MAX_TOP_K, check_output, entries
 from glasshouse.spec import IntegerField
-from glasshouse.suggestions import did_you_mean
 
 PLATFORM = "glasshouse_torch"
 _NUMPY = {
@@ -79,23 +86,22 @@ def read(
         BadRequest: it is malformed, or does not fit the model.
     """
     document, binary = _divided(head, body)
-    findings = Findings()
-    _known_keys(document, _REQUEST, findings, "")
+    problems = Problems()
+    _known_keys(document, _REQUEST, problems, "")
     request_id = document.get("id")
     if request_id is not None and not _is_text(request_id, MAX_ID_LENGTH):
         detail = f"id is not a text of at most {MAX_ID_LENGTH} characters"
-        findings.problem("/id", detail, "type")
-    options = _options(document.get("parameters"), findings)
-    tensors = _outputs(document.get("outputs"), inputs, options, findings)
+        problems.problem("/id", detail, "type")
+    options = _options(document.get("parameters"), problems)
+    tensors = _outputs(document.get("outputs"), inputs, options, problems)
     outputs, fields = _to_compute(tensors)
     top_k = options.top_k if any("top_k" in own for own in fields) else None
     if options.top_k is not None and top_k is None:
         detail = f"top_k ({options.top_k}) is the size of <layer>/top_k, which no output is:"
-        findings.problem("/parameters/top_k", f"{detail} ask for it, or remove top_k", "unused")
-    given, pointers = _arrays(document.get("inputs"), binary, findings)
-    known = [name for name in outputs if name in inputs.outputs]
-    needed = inputs.needed(tuple(known))
-    rows, num_rows = from_arrays(given, needed, inputs, max_rows, findings, pointers)
+        problems.problem("/parameters/top_k", f"{detail} ask for it, or remove top_k", "unused")
+    given, pointers = _arrays(document.get("inputs"), binary, problems)
+    needed = inputs.needed(outputs)
+    rows, num_rows = from_arrays(given, needed, inputs, max_rows, problems, pointers)
     form = ProtocolForm(request_id, tensors)
     return Asked(rows, num_rows, outputs, fields, top_k, form)
 
@@ -116,37 +122,37 @@ def _divided(
     return document, data[size:]
 
 
-def _options(given: Any, findings: Findings) -> _Options:
+def _options(given: Any, problems: Problems) -> _Options:
     if given is None:
         return _Options(is_binary=False, top_k=None)
     if not isinstance(given, dict):
-        findings.problem("/parameters", "parameters is not an object", "type")
+        problems.problem("/parameters", "parameters is not an object", "type")
         return _Options(is_binary=False, top_k=None)
-    _known_keys(given, _PARAMETERS, findings, "/parameters")
-    is_binary = _flag(given, "binary_data_output", findings, "/parameters")
-    return _Options(bool(is_binary), _number(given, "top_k", findings, "/parameters"))
+    _known_keys(given, _PARAMETERS, problems, "/parameters")
+    is_binary = _flag(given, "binary_data_output", problems, "/parameters")
+    return _Options(bool(is_binary), _number(given, "top_k", problems, "/parameters"))
 
 
 # --- outputs ---------------------------------------------------------------------------------
 
 
 def _outputs(
-    given: Any, inputs: ModelInputs, options: _Options, findings: Findings
+    given: Any, inputs: ModelInputs, options: _Options, problems: Problems
 ) -> tuple[AskedTensor, ...]:
     if given is None or given == []:
         return tuple(default_tensors(inputs, options.top_k, is_binary=options.is_binary))
     if not isinstance(given, list) or len(given) > MAX_OUTPUTS:
         detail = f"outputs is not a list of at most {MAX_OUTPUTS:,} objects"
-        findings.problem("/outputs", detail, "type")
+        problems.problem("/outputs", detail, "type")
         return ()
     found: dict[str, AskedTensor] = {}
     for number, item in enumerate(given):
-        tensor = _output(number, item, inputs, options, findings)
+        tensor = _output(number, item, inputs, options, problems)
         if tensor is None:
             continue
         if tensor.name in found:
             detail = f"{tensor.name!r} is listed twice: remove one"
-            findings.problem(f"/outputs/{number}", detail, "repeated")
+            problems.problem(f"/outputs/{number}", detail, "repeated")
         found[tensor.name] = tensor
     for tensor in [*found.values()]:  # padding cannot be told from values without them
         name = f"{tensor.layer}/lengths"
@@ -156,38 +162,38 @@ def _outputs(
 
 
 def _output(
-    number: int, item: Any, inputs: ModelInputs, options: _Options, findings: Findings
+    number: int, item: Any, inputs: ModelInputs, options: _Options, problems: Problems
 ) -> AskedTensor | None:
     pointer = f"/outputs/{number}"
     name = item.get("name") if isinstance(item, dict) else None
     if not isinstance(name, str):
-        findings.problem(pointer, "an output is an object with a name", "type")
+        problems.problem(pointer, "an output is an object with a name", "type")
         return None
-    _known_keys(item, _OUTPUT, findings, pointer)
+    _known_keys(item, _OUTPUT, problems, pointer)
     given = item.get("parameters")
     if given is not None and not isinstance(given, dict):
-        findings.problem(f"{pointer}/parameters", "parameters is not an object", "type")
+        problems.problem(f"{pointer}/parameters", "parameters is not an object", "type")
         given = None
     given = given or {}
-    _known_keys(given, _OUTPUT_PARAMETERS, findings, f"{pointer}/parameters")
+    _known_keys(given, _OUTPUT_PARAMETERS, problems, f"{pointer}/parameters")
     layer, slash, field = name.partition("/")
     field = field if slash else "value"
     if field not in FIELDS:
         detail = f"there is no field {field[:100]!r}; there are: {', '.join(FIELDS)}"
-        detail += did_you_mean(field[:100], FIELDS)
-        findings.problem(f"{pointer}/name", detail, "unknown_field")
+        detail += similar(field, FIELDS)
+        problems.problem(f"{pointer}/name", detail, "unknown_field")
         return None
-    is_binary = _flag(given, "binary_data", findings, f"{pointer}/parameters")
-    num_classes = _number(given, "classification", findings, f"{pointer}/parameters")
+    is_binary = _flag(given, "binary_data", problems, f"{pointer}/parameters")
+    num_classes = _number(given, "classification", problems, f"{pointer}/parameters")
     computed = _COMPUTED[field] if num_classes is None else "top_k"
     pointers = (f"{pointer}/name", f"{pointer}/name", "/parameters")
-    before = len(findings.problems)
-    check_output(inputs, layer, (computed,), options.top_k, findings, pointers)
-    if len(findings.problems) > before:
+    before = len(problems.problems)
+    check_output(inputs, layer, (computed,), options.top_k, problems, pointers)
+    if len(problems.problems) > before:
         return None
     problem = _misfit(layer, field, num_classes, inputs)
     if problem is not None:
-        findings.problem(f"{pointer}/{problem[0]}", problem[1], "no_such_output")
+        problems.problem(f"{pointer}/{problem[0]}", problem[1], "no_such_output")
         return None
     binary = options.is_binary if is_binary is None else is_binary
     return AskedTensor(name, layer, field, binary, num_classes)
@@ -253,14 +259,14 @@ def _to_compute(
 
 
 def _arrays(
-    given: Any, binary: memoryview, findings: Findings
+    given: Any, binary: memoryview, problems: Problems
 ) -> tuple[dict[str, Given], dict[str, str]]:
     """Return the tensors of a request by name, and the pointers to them."""
     pointers = {"": "/inputs"}
     if not isinstance(given, list) or len(given) > MAX_INPUTS:
         detail = f"inputs is not a list of at most {MAX_INPUTS:,} objects"
-        findings.problem("/inputs", detail, "type")
-        stop(findings)
+        problems.problem("/inputs", detail, "type")
+        problems.refuse()
         raise AssertionError
     found: dict[str, Given] = {}
     start = 0
@@ -268,51 +274,51 @@ def _arrays(
         pointer = f"/inputs/{number}"
         name = item.get("name") if isinstance(item, dict) else None
         if not isinstance(name, str):
-            findings.problem(pointer, "an input is an object with a name", "type")
+            problems.problem(pointer, "an input is an object with a name", "type")
             continue
         if name in found:
             detail = f"{name[:100]!r} is given twice: remove one"
-            findings.problem(pointer, detail, "repeated")
-        before = len(findings.problems)
-        size = _binary_size(item, len(binary) - start, pointer, findings)
-        if len(findings.problems) > before:
-            stop(findings)  # where the next tensors begin is not known
+            problems.problem(pointer, detail, "repeated")
+        before = len(problems.problems)
+        size = _binary_size(item, len(binary) - start, pointer, problems)
+        if len(problems.problems) > before:
+            problems.refuse()  # where the next tensors begin is not known
         content = None if size is None else binary[start : start + size]
         start += size or 0
         pointers[name] = pointer
         try:
             found[name] = _tensor(item, content)
         except ValueError as cause:
-            findings.problem(pointer, f"input {name[:100]!r}: {cause}", "tensor")
+            problems.problem(pointer, f"input {name[:100]!r}: {cause}", "tensor")
     if start != len(binary):
         detail = f"the binary_data_size of all inputs is {start:,}, and after the JSON there are"
-        findings.problem("/inputs", f"{detail} {len(binary):,} bytes", "binary_data_size")
-    stop(findings)
+        problems.problem("/inputs", f"{detail} {len(binary):,} bytes", "binary_data_size")
+    problems.refuse()
     return found, pointers
 
 
 def _binary_size(
-    item: Mapping[str, Any], left: int, pointer: str, findings: Findings
+    item: Mapping[str, Any], left: int, pointer: str, problems: Problems
 ) -> int | None:
     """Return the number of bytes of an input after the JSON; None: it is in the JSON."""
-    _known_keys(item, _INPUT, findings, pointer)
+    _known_keys(item, _INPUT, problems, pointer)
     given = item.get("parameters")
     if given is None:
         return None
     if not isinstance(given, dict):
-        findings.problem(f"{pointer}/parameters", "parameters is not an object", "type")
+        problems.problem(f"{pointer}/parameters", "parameters is not an object", "type")
         return None
-    _known_keys(given, ("binary_data_size",), findings, f"{pointer}/parameters")
+    _known_keys(given, ("binary_data_size",), problems, f"{pointer}/parameters")
     size = given.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or not 0 <= size <= left:
         detail = f"binary_data_size is {str(size)[:40]}, and {left:,} bytes are left"
-        findings.problem(f"{pointer}/parameters/binary_data_size", detail, "binary_data_size")
+        problems.problem(f"{pointer}/parameters/binary_data_size", detail, "binary_data_size")
         return 0
     if "data" in item:
         detail = "data and binary_data_size are two forms of the same: give one of them"
-        findings.problem(f"{pointer}/data", detail, "repeated")
+        problems.problem(f"{pointer}/data", detail, "repeated")
     return size
 
 
@@ -324,7 +330,7 @@ def _tensor(item: Mapping[str, Any], content: memoryview | None) -> Given:
     """
     shape, datatype = item.get("shape"), item.get("datatype")
     if not is_sizes(shape):
-        raise ValueError("shape is not a list of sizes")
+        raise ValueError(f"shape is not a list of at most {MAX_AXES} sizes")
     if datatype != _TEXTS and (not isinstance(datatype, str) or datatype not in _NUMPY):
         shown = datatype[:20] if isinstance(datatype, str) else "missing"
         raise ValueError(f"datatype is {shown}; there are: {', '.join([*_NUMPY, _TEXTS])}")
@@ -421,27 +427,27 @@ def _named(flat: list[Any]) -> list[Any]:
 
 
 def _known_keys(
-    given: Mapping[str, Any], known: Sequence[str], findings: Findings, base: str
+    given: Mapping[str, Any], known: Sequence[str], problems: Problems, base: str
 ) -> None:
     for name in given:
         if name not in known:
             detail = f"there is no key {name[:100]!r}; there are: {', '.join(known)}"
-            detail += did_you_mean(name[:100], known)
-            findings.problem(f"{base}/{token(name)}", detail, "unknown")
+            detail += similar(name, known)
+            problems.problem(f"{base}/{token(name)}", detail, "unknown")
 
 
-def _flag(given: Mapping[str, Any], key: str, findings: Findings, base: str) -> bool | None:
+def _flag(given: Mapping[str, Any], key: str, problems: Problems, base: str) -> bool | None:
     found = given.get(key)
     if found is not None and not isinstance(found, bool):
-        findings.problem(f"{base}/{key}", f"{key} is not true or false", "type")
+        problems.problem(f"{base}/{key}", f"{key} is not true or false", "type")
         return None
     return found
 
 
-def _number(given: Mapping[str, Any], key: str, findings: Findings, base: str) -> int | None:
+def _number(given: Mapping[str, Any], key: str, problems: Problems, base: str) -> int | None:
     found = given.get(key)
     if found is not None and not (type(found) is int and 1 <= found <= MAX_TOP_K):
-        findings.problem(
+        problems.problem(
             f"{base}/{key}", f"{key} is not an integer from 1 to {MAX_TOP_K:,}", "type"
         )
         return None

@@ -24,7 +24,8 @@ _TRACED_ROWS = 13
 """Unlikely to be the size of another axis."""
 _STEPS = (64, 16, 4, 256, 1, 1024, 4096)
 """Lengths of sequences that are tried, because a network may have a shortest or a longest."""
-_MAX_KNOWN = 1000
+_MAX_KNOWN = 100
+"""The most lists of outputs, which clients choose, that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,16 @@ class ModelInputs:
         )
 
     def needed(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the fields that outputs depend on."""
-        if outputs not in self._needed:
-            if len(self._needed) >= _MAX_KNOWN:  # clients choose the outputs
-                self._needed.clear()
-            layers = needed_layers(self.trained_by.network, outputs)
-            read = {root(name) for layer in layers for name in layer.reads}
-            self._needed[outputs] = tuple(name for name in self.fields if name in read)
-        return self._needed[outputs]
+        """Return the fields that outputs depend on; those that do not exist depend on none."""
+        found = self._needed.get(outputs)
+        if found is not None:
+            return found
+        layers = needed_layers(self.trained_by.network, outputs)
+        read = {root(name) for layer in layers for name in layer.reads}
+        found = tuple(name for name in self.fields if name in read)
+        if len(self._needed) < _MAX_KNOWN and all(name in self.outputs for name in outputs):
+            self._needed[outputs] = found
+        return found
 
     def fields_of(self, asked: Asked, name: str) -> tuple[str, ...]:
         """Return what a request wants of one of its outputs: ``value``, ``id`` …."""

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.core.problems import Findings
 from engine.data.batches.rows import Loaded
 from engine.data.columns.checks import unfilled
 from engine.data.columns.fields import BadField, field_columns
@@ -26,7 +25,7 @@ from engine.data.columns.ragged import RaggedColumn
 from engine.data.columns.table import Table
 from engine.data.sources.inline import inline_field
 from engine.data.sources.loading import reading_of
-from engine.serving.asked import stop, token
+from engine.serving.asked import Problems, listed, similar, token
 from engine.serving.model_inputs import ModelInputs
 from glasshouse.errors import DataFailed, InvalidDataset
 from glasshouse.jsonio import NONFINITE
@@ -36,7 +35,6 @@ from glasshouse.spec import (
     IntegerField,
     Sequences,
 )
-from glasshouse.suggestions import did_you_mean
 
 IMAGE_FORMATS = ("JPEG", "PNG")
 _SPLIT = "all"
@@ -53,7 +51,7 @@ class _Bad(Exception):
 
 
 def read_rows(
-    rows: Sequence[Any], inputs: ModelInputs, needed: Sequence[str], findings: Findings
+    rows: Sequence[Any], inputs: ModelInputs, needed: Sequence[str], problems: Problems
 ) -> dict[str, Loaded]:
     """Return the needed fields of rows that are objects with values by column.
 
@@ -64,11 +62,11 @@ def read_rows(
         BadRequest: a row does not fit the model, or something was found before.
     """
     known = _columns_by_key(inputs)
-    checked = _checked_rows(rows, known, findings)
+    checked = _checked_rows(rows, known, problems)
     if len(checked) < len(rows):
-        stop(findings)
-    loaded = {name: _load(name, checked, inputs, findings) for name in needed}
-    stop(findings)
+        problems.refuse()
+    loaded = {name: _load(name, checked, inputs, problems) for name in needed}
+    problems.refuse()
     return {name: item for name, item in loaded.items() if item is not None}
 
 
@@ -86,27 +84,27 @@ def _columns_by_key(inputs: ModelInputs) -> dict[str, str]:
 
 
 def _checked_rows(
-    rows: Sequence[Any], known: Mapping[str, str], findings: Findings
+    rows: Sequence[Any], known: Mapping[str, str], problems: Problems
 ) -> list[dict[str, Any]]:
     """Return the values of each row by column."""
     found: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             detail = "a row is an object with a value for each column"
-            findings.problem(f"/rows/{number}", detail, "type")
+            problems.problem(f"/rows/{number}", detail, "type")
             continue
         if not row.keys() <= known.keys():
             for key in [key for key in row if key not in known]:
-                detail = f"no field reads a column {key[:100]!r}; these are read:"
-                detail += f" {', '.join([*dict.fromkeys(known.values())][:50])}"
-                detail += did_you_mean(key[:100], known)
-                findings.problem(f"/rows/{number}/{token(key)}", detail, "unknown_column")
+                columns = listed(dict.fromkeys(known.values()))
+                detail = f"no field reads a column {key[:100]!r}; these are read: {columns}"
+                detail += similar(key, known)
+                problems.problem(f"/rows/{number}/{token(key)}", detail, "unknown_column")
         own = row if row.keys() <= known.keys() else {key: row[key] for key in row if key in known}
         values = {known[key]: value for key, value in own.items()}
         if len(values) < len(own):
             again = next(key for key in own if known[key] != key and known[key] in own)
             detail = f"{again!r} and {known[again]!r} are the same column: give one of them"
-            findings.problem(f"/rows/{number}/{token(again)}", detail, "repeated")
+            problems.problem(f"/rows/{number}/{token(again)}", detail, "repeated")
         found.append(values)
     return found
 
@@ -115,27 +113,27 @@ def _load(
     name: str,
     rows: Sequence[Mapping[str, Any]],
     inputs: ModelInputs,
-    findings: Findings,
+    problems: Problems,
 ) -> Loaded | None:
-    """Return one field of all rows; None: a value does not fit, as added to ``findings``."""
+    """Return one field of all rows; None: a value does not fit, as added to ``problems``."""
     field = inputs.fields[name]
     columns = field_columns(name, field)
     if isinstance(field, DenseField):
-        return _load_dense(name, field, columns, rows, inputs, findings)
+        return _load_dense(name, field, columns, rows, inputs, problems)
     values = [row.get(columns[0], _MISSING) for row in rows]
-    before = len(findings.problems)
+    before = len(problems.problems)
     for number, value in enumerate(values):
         if value is _MISSING or value is None:
-            _add(findings, number, columns[0], _absent(name, columns[0], "give one"))
-    if len(findings.problems) > before:
+            _add(problems, number, columns[0], _absent(name, columns[0], "give one"))
+    if len(problems.problems) > before:
         return None
     if isinstance(field, DenseSequenceField):
-        return _load_vectors(name, field, columns[0], values, inputs, findings)
-    return _load_integers(name, columns[0], values, inputs, findings)
+        return _load_vectors(name, field, columns[0], values, inputs, problems)
+    return _load_integers(name, columns[0], values, inputs, problems)
 
 
 def _load_integers(
-    name: str, column: str, values: list[Any], inputs: ModelInputs, findings: Findings
+    name: str, column: str, values: list[Any], inputs: ModelInputs, problems: Problems
 ) -> Loaded | None:
     """Read integers, classes, texts and lists of integers: the same as ``inputs``."""
     shape, meaning = inputs.shapes[name], inputs.meaning
@@ -150,13 +148,13 @@ def _load_integers(
             inline_field(name, [value], shape, meaning, inputs.most)
         except BadField as cause:
             detail = str(cause).replace(": row 0 has", " has").replace("row 0: ", "")
-            _add(findings, number, column, _Bad(detail, "value"))
+            _add(problems, number, column, _Bad(detail, "value"))
     return None
 
 
-def _add(findings: Findings, number: int, column: str, problem: _Bad) -> None:
+def _add(problems: Problems, number: int, column: str, problem: _Bad) -> None:
     detail = f"row {number}: {problem}"
-    findings.problem(f"/rows/{number}/{token(column)}", detail, problem.code)
+    problems.problem(f"/rows/{number}/{token(column)}", detail, problem.code)
 
 
 def _absent(name: str, column: str, fix: str) -> _Bad:
@@ -173,20 +171,20 @@ def _load_dense(
     columns: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
     inputs: ModelInputs,
-    findings: Findings,
+    problems: Problems,
 ) -> Loaded | None:
     whole = inputs.shapes[name].shape
     shapes = _shapes_of(whole, columns)
-    before = len(findings.problems)
+    before = len(problems.problems)
     arrays: dict[str, NDArray[Any]] = {}
     for column in columns:
         values = [row.get(column) for row in rows]
-        made = _column(name, field, column, values, shapes, findings)
+        made = _column(name, field, column, values, shapes, problems)
         if made is not None:
             arrays[column] = made
-    if len(findings.problems) > before:
+    if len(problems.problems) > before:
         return None
-    found = _read(name, field, _MemoryTable(arrays, len(rows)), inputs, findings)
+    found = _read(name, field, _MemoryTable(arrays, len(rows)), inputs, problems)
     if not isinstance(found, LoadedField):
         return None
     return LoadedField(found.batch(slice(0, len(rows)), _CPU))
@@ -205,7 +203,7 @@ def _column(
     column: str,
     values: list[Any],
     shape: tuple[int, ...] | None,
-    findings: Findings,
+    problems: Problems,
 ) -> NDArray[Any] | None:
     """Return the values of a column, [rows, …]; None: some do not fit."""
     kinds = {*map(type, values)}
@@ -216,20 +214,20 @@ def _column(
         try:
             read.append(_value(name, field, column, value, shape))
         except _Bad as problem:
-            _add(findings, number, column, problem)
+            _add(problems, number, column, problem)
     if len(read) < len(values):
         return None
     if len({item.shape for item in read}) > 1:
         sizes = [*dict.fromkeys(str([*item.shape]) for item in read)]
         number = next(i for i, item in enumerate(read) if item.shape != read[0].shape)
         detail = f"values of column {column!r} have the shapes {' and '.join(sizes[:2])}:"
-        _add(findings, number, column, _Bad(f"{detail} give all rows the same", "shape"))
+        _add(problems, number, column, _Bad(f"{detail} give all rows the same", "shape"))
         return None
     are_images = [item.dtype == np.uint8 for item in read]
     if any(are_images) and not all(are_images):
         number = are_images.index(not are_images[0])
         detail = f"column {column!r} has images and numbers: give all rows the same"
-        _add(findings, number, column, _Bad(detail))
+        _add(problems, number, column, _Bad(detail))
         return None
     return np.stack(read)
 
@@ -341,21 +339,21 @@ def _load_vectors(
     column: str,
     values: list[Any],
     inputs: ModelInputs,
-    findings: Findings,
+    problems: Problems,
 ) -> Loaded | None:
     read: list[NDArray[Any]] = []
     for number, value in enumerate(values):
         try:
             read.append(_steps(column, field.dim, value))
         except _Bad as problem:
-            _add(findings, number, column, problem)
+            _add(problems, number, column, problem)
     if len(read) < len(values):
         return None
     lengths = np.array([len(item) for item in read], np.int64)
     is_whole = all(item.dtype == np.int64 for item in read)
     steps = np.concatenate(read).astype(np.int64 if is_whole else np.float64)
     table = _MemoryTable({column: steps}, len(read), lengths)
-    found = _read(name, field, table, inputs, findings)
+    found = _read(name, field, table, inputs, problems)
     if not isinstance(found, LoadedSequence):
         return None
     floats = in_units(found.values.clone(), found.divide_by, found.scale)
@@ -381,9 +379,9 @@ def _read(
     field: DenseField | DenseSequenceField,
     table: "_MemoryTable",
     inputs: ModelInputs,
-    findings: Findings,
+    problems: Problems,
 ) -> Loaded | None:
-    """Read a field as from a dataset; None: rows do not fit, as added to ``findings``."""
+    """Read a field as from a dataset; None: rows do not fit, as added to ``problems``."""
     preparing = inputs.meaning.preparing
     try:
         reading = reading_of(name, field, table, _SPLIT, preparing)
@@ -392,13 +390,13 @@ def _read(
             limit = Sequences(max_length=inputs.most)
             return reading.load(None, limit, preparing.known or Prepared())
     except DataFailed as cause:
-        findings.problem("/rows", str(cause), "shape")
+        problems.problem("/rows", str(cause), "shape")
         return None
     is_bad = unfilled(field, preparing.normalize.get(name))
     for row, failure in bad.items():
         columns = [column for column in table.arrays if table.has(column, row, is_bad)]
         pointer = f"/rows/{row}/{token((columns or [*table.arrays])[0])}"
-        findings.problem(pointer, f"{failure(row)}", "missing_value")
+        problems.problem(pointer, f"{failure(row)}", "missing_value")
     return None
 
 

@@ -4,13 +4,13 @@ Everything in a request is hostile until it is checked: sizes are compared with 
 there before memory is allocated, and nothing is unpickled.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
-from engine.core.problems import Findings
 from engine.data.batches.rows import Loaded
 from engine.data.columns.fields import BadField
 from engine.data.sources.inline import inline_field
@@ -22,17 +22,18 @@ from engine.serving.asked import (
     Asked,
     BadRequest,
     PredictForm,
+    Problems,
     ProtocolForm,
     bad,
+    listed,
     parsed,
-    stop,
+    similar,
     token,
 )
 from engine.serving.field_arrays import check_names, from_arrays, same_rows, too_many
 from engine.serving.model_inputs import ModelInputs, OutputShape
 from engine.serving.raw_rows import read_rows
 from engine.serving.wanted import Wanted, wanted
-from glasshouse.suggestions import did_you_mean
 
 __all__ = [
     "Asked",
@@ -125,46 +126,46 @@ def _json(
     body: bytes | memoryview, query: Mapping[str, str], inputs: ModelInputs, max_rows: int
 ) -> Asked:
     document = parsed(body)
-    findings = Findings()
+    problems = Problems()
     if not isinstance(document, dict):
         raise bad(_no_inputs(inputs), "type")
     for name in document:
         if name not in _KEYS:
             detail = f"there is no key {name[:100]!r}; there are: {', '.join(_KEYS)}"
-            findings.problem(f"/{token(name)}", detail + did_you_mean(name[:100], _KEYS), "unknown")
+            problems.problem(f"/{token(name)}", detail + similar(name, _KEYS), "unknown")
     for name in query:
         detail = f"the query has {name[:100]!r}, and options of a JSON body are in the body"
-        findings.problem(f"/query/{token(name)}", f"{detail}: remove it", "unknown")
-    found = wanted(inputs, document, findings)
+        problems.problem(f"/query/{token(name)}", f"{detail}: remove it", "unknown")
+    found = wanted(inputs, document, problems)
     has_rows, has_inputs = "rows" in document, "inputs" in document
     if has_rows is has_inputs:
         detail = "the body has both inputs and rows: give one of them"
-        findings.problem("", detail if has_rows else _no_inputs(inputs), "missing")
-        stop(findings)
+        problems.problem("", detail if has_rows else _no_inputs(inputs), "missing")
+        problems.refuse()
     if has_rows:
-        rows, num_rows = _raw(document["rows"], found, inputs, max_rows, findings)
+        rows, num_rows = _raw(document["rows"], found, inputs, max_rows, problems)
     else:
-        rows, num_rows = _nested(body, document, found, inputs, max_rows, findings)
+        rows, num_rows = _nested(body, document, found, inputs, max_rows, problems)
     return Asked(rows, num_rows, *found)
 
 
 def _no_inputs(inputs: ModelInputs) -> str:
-    names = ", ".join(inputs.needed(inputs.default_outputs))
+    names = listed(inputs.needed(inputs.default_outputs))
     detail = 'the body needs "inputs", nested lists by field, or "rows", a list of objects;'
     return f"{detail} the model reads: {names}"
 
 
 def _raw(
-    rows: Any, found: Wanted, inputs: ModelInputs, max_rows: int, findings: Findings
+    rows: Any, found: Wanted, inputs: ModelInputs, max_rows: int, problems: Problems
 ) -> tuple[dict[str, Loaded], int]:
     if not isinstance(rows, list):
-        findings.problem("/rows", "rows is not a list of objects", "type")
+        problems.problem("/rows", "rows is not a list of objects", "type")
     elif not rows:
-        findings.problem("/rows", "rows is empty: give at least one row", "empty")
+        problems.problem("/rows", "rows is empty: give at least one row", "empty")
     elif len(rows) > max_rows:
-        findings.problem("/rows", too_many(len(rows), max_rows), "too_many_rows")
-    stop(findings)
-    return read_rows(rows, inputs, inputs.needed(found.outputs), findings), len(rows)
+        problems.problem("/rows", too_many(len(rows), max_rows), "too_many_rows")
+    problems.refuse()
+    return read_rows(rows, inputs, inputs.needed(found.outputs), problems), len(rows)
 
 
 def _nested(
@@ -173,15 +174,15 @@ def _nested(
     found: Wanted,
     inputs: ModelInputs,
     max_rows: int,
-    findings: Findings,
+    problems: Problems,
 ) -> tuple[dict[str, Loaded], int]:
     given = document["inputs"]
     if not isinstance(given, dict):
-        findings.problem(
+        problems.problem(
             "/inputs", f"inputs is not an object of fields. {_no_inputs(inputs)}", "type"
         )
-        stop(findings)
-    check_names(given, inputs, inputs.needed(found.outputs), findings, {"": "/inputs"})
+        problems.refuse()
+    check_names(given, inputs, inputs.needed(found.outputs), problems, {"": "/inputs"})
     only_numbers = _has_only_numbers(body, document)
     loaded: dict[str, Loaded] = {}
     for name in inputs.needed(found.outputs):
@@ -190,7 +191,7 @@ def _nested(
         value = given[name]
         if isinstance(value, list) and len(value) > max_rows:
             detail = too_many(len(value), max_rows)
-            findings.problem(f"/inputs/{token(name)}", detail, "too_many_rows")
+            problems.problem(f"/inputs/{token(name)}", detail, "too_many_rows")
             continue
         try:
             loaded[name] = inline_field(
@@ -202,8 +203,8 @@ def _nested(
                 only_numbers=only_numbers,
             )
         except BadField as cause:
-            findings.problem(f"/inputs/{token(name)}", str(cause), "shape")
-    return loaded, same_rows(loaded, max_rows, findings, "/inputs")
+            problems.problem(f"/inputs/{token(name)}", str(cause), "shape")
+    return loaded, same_rows(loaded, max_rows, problems, "/inputs")
 
 
 def _has_only_numbers(body: bytes | memoryview, document: dict[str, Any]) -> bool:
@@ -238,44 +239,44 @@ def _tensors(
     max_rows: int,
 ) -> Asked:
     """Read a body of arrays. Their values mean the same as those of JSON ``inputs``."""
-    findings = Findings()
-    found = wanted(inputs, _options(query, findings), findings, "/query")
+    problems = Problems()
+    found = wanted(inputs, _options(query, problems), problems, "/query")
     needed = inputs.needed(found.outputs)
     arrays = (
-        {_only_input(query, inputs, needed, findings): tensor_formats.read_npy(body)}
+        {_only_input(query, inputs, needed, problems): tensor_formats.read_npy(body)}
         if content_type == NPY
         else tensor_formats.read_safetensors(body)
     )
     if content_type != NPY and "input" in query:
         detail = f"input names the array of {NPY}; in {SAFETENSORS} they have names: remove it"
-        findings.problem("/query/input", detail, "unknown")
+        problems.problem("/query/input", detail, "unknown")
     pointers = {"": "", **dict.fromkeys(arrays if "input" in query else (), "/query/input")}
-    rows, num_rows = from_arrays(arrays, needed, inputs, max_rows, findings, pointers)
+    rows, num_rows = from_arrays(arrays, needed, inputs, max_rows, problems, pointers)
     return Asked(rows, num_rows, *found)
 
 
-def _options(query: Mapping[str, str], findings: Findings) -> dict[str, Any]:
+def _options(query: Mapping[str, str], problems: Problems) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, text in query.items():
         if name not in _QUERY:
             detail = f"there is no option {name[:100]!r}; there are: {', '.join(_QUERY)}"
-            detail += did_you_mean(name[:100], _QUERY)
-            findings.problem(f"/query/{token(name)}", detail, "unknown")
+            detail += similar(name, _QUERY)
+            problems.problem(f"/query/{token(name)}", detail, "unknown")
         elif name in ("outputs", "fields"):
             options[name] = [part.strip() for part in text.split(",")]
         elif name == "top_k":
-            options[name] = int(text) if text.isascii() and text[:9].isdigit() else text[:100]
+            options[name] = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text[:100]
     return options
 
 
 def _only_input(
-    query: Mapping[str, str], inputs: ModelInputs, needed: tuple[str, ...], findings: Findings
+    query: Mapping[str, str], inputs: ModelInputs, needed: tuple[str, ...], problems: Problems
 ) -> str:
     """Return the field that the only array of a request is for."""
     given = query.get("input")
     if given is not None or len(needed) == 1:
         return needed[0] if given is None else given
     detail = f"the network reads {', '.join(needed)}, and {NPY} has one array: send {SAFETENSORS}"
-    findings.problem("/query/input", detail, "missing_input")
-    stop(findings)
+    problems.problem("/query/input", detail, "missing_input")
+    problems.refuse()
     raise AssertionError

@@ -175,9 +175,11 @@ def _not_safetensors(why: str) -> Exception:
 
 
 def is_sizes(found: Any) -> TypeGuard[list[int]]:
-    """Return whether a value is a list of integers that can be sizes."""
-    return isinstance(found, list) and all(
-        type(size) is int and 0 <= size < 2**63 for size in found
+    """Return whether a value is a list of integers that can be sizes, few enough to multiply."""
+    return (
+        isinstance(found, list)
+        and len(found) <= MAX_AXES
+        and all(type(size) is int and 0 <= size < 2**63 for size in found)
     )
 
 

@@ -3,19 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.core.problems import Findings
 from engine.core.tensor_names import root
 from engine.inference.classes import TOP_K
-from engine.serving.asked import token
+from engine.serving.asked import Problems, listed, similar, token
 from engine.serving.model_inputs import ModelInputs
 from glasshouse import jsonio
-from glasshouse.suggestions import did_you_mean
 
 FIELDS = ("value", "id", "prob", "top_k")
 """What a request may want of an output."""
 MAX_OUTPUTS = 1000
 MAX_TOP_K = 10_000
-_LISTED = 20
 
 
 class Wanted(NamedTuple):
@@ -28,34 +25,34 @@ class Wanted(NamedTuple):
 
 
 def wanted(
-    inputs: ModelInputs, given: Mapping[str, Any], findings: Findings, base: str = ""
+    inputs: ModelInputs, given: Mapping[str, Any], problems: Problems, base: str = ""
 ) -> Wanted:
-    """Read ``outputs``, ``fields`` and ``top_k`` of a request; add what is wrong to ``findings``.
+    """Read ``outputs``, ``fields`` and ``top_k`` of a request; add what is wrong to ``problems``.
 
     ``base``: the pointer to the object that has them.
     """
-    outputs = _names(given, "outputs", findings, base, MAX_OUTPUTS)
-    fields = _names(given, "fields", findings, base, len(FIELDS))
+    outputs = _names(given, "outputs", problems, base, MAX_OUTPUTS)
+    fields = _names(given, "fields", problems, base, len(FIELDS))
     top_k = given.get("top_k")
     if top_k is not None and not (type(top_k) is int and 1 <= top_k <= MAX_TOP_K):
         shown = jsonio.dumps(top_k)[:100] if not isinstance(top_k, list | dict) else "a list"
         detail = f"top_k is {shown}: give an integer from 1 to {MAX_TOP_K:,}"
-        findings.problem(f"{base}/top_k", detail, "type")
+        problems.problem(f"{base}/top_k", detail, "type")
         top_k = None
     for number, name in enumerate(fields or ()):
         if name not in FIELDS:
             detail = f"there is no field {name[:100]!r}; there are: {', '.join(FIELDS)}"
-            detail += did_you_mean(name[:100], FIELDS)
-            findings.problem(f"{base}/fields/{number}", detail, "unknown_field")
+            detail += similar(name, FIELDS)
+            problems.problem(f"{base}/fields/{number}", detail, "unknown_field")
     if top_k is not None and fields is not None and "top_k" not in fields:
         detail = f"top_k ({top_k}) is the size of a field that fields does not name: add"
-        findings.problem(f"{base}/top_k", f'{detail} "top_k" to fields, or remove top_k', "unused")
+        problems.problem(f"{base}/top_k", f'{detail} "top_k" to fields, or remove top_k', "unused")
     names = inputs.default_outputs if outputs is None else outputs
     each = tuple(fields or inputs.default_fields(name, top_k) for name in names)
     for number, (name, own) in enumerate(zip(names, each, strict=True)):
         pointer = f"{base}/outputs" if outputs is None else f"{base}/outputs/{number}"
         about = "top_k" if fields is None else "fields"
-        check_output(inputs, name, own, top_k, findings, (pointer, f"{base}/{about}", base))
+        check_output(inputs, name, own, top_k, problems, (pointer, f"{base}/{about}", base))
     return Wanted(tuple(names), each, top_k)
 
 
@@ -64,7 +61,7 @@ def check_output(
     name: str,
     fields: Sequence[str],
     top_k: int | None,
-    findings: Findings,
+    problems: Problems,
     pointers: tuple[str, str, str],
 ) -> None:
     """Check that an output exists and has what is wanted of it.
@@ -73,21 +70,21 @@ def check_output(
     """
     output = inputs.outputs.get(name)
     if output is None:
-        findings.problem(pointers[0], _unknown(inputs, name), "unknown_layer")
+        problems.problem(pointers[0], _unknown(inputs, name), "unknown_layer")
         return
     if not output.has_rows:
         detail = f"the first axis of {name!r} is not the rows: ask for another layer"
-        findings.problem(pointers[0], detail, "no_rows_axis")
+        problems.problem(pointers[0], detail, "no_rows_axis")
         return
     size = output.num_classes
     beyond = [item for item in fields if item != "value"]
     if beyond and size is None:
         shape = ["rows", *(() if output.steps is None else ("steps",))]
         detail = f"{name!r} has shape {shape}: without a class axis it has no {beyond[0]}"
-        findings.problem(pointers[1], detail, "no_class_axis")
+        problems.problem(pointers[1], detail, "no_class_axis")
     elif "top_k" in fields and top_k is not None and size is not None and 0 <= size < top_k:
         detail = f"top_k is {top_k}, and the last axis of {name!r} has {size} entries:"
-        findings.problem(f"{pointers[2]}/top_k", f"{detail} set at most {size}", "too_large")
+        problems.problem(f"{pointers[2]}/top_k", f"{detail} set at most {size}", "too_large")
 
 
 def entries(inputs: ModelInputs, name: str, top_k: int | None) -> int:
@@ -100,18 +97,16 @@ def _unknown(inputs: ModelInputs, name: str) -> str:
     shown = name[:100]
     leaves = [leaf for leaf in inputs.outputs if root(leaf) == root(name)]
     if leaves:
-        return f"there is no {shown!r}; there is: {', '.join(leaves[:_LISTED])}"
+        return f"there is no {shown!r}; there is: {listed(leaves)}"
     if root(name) in inputs.trained_by.data.fields:
         return f"{shown!r} is a field that the network reads, and not a layer"
     layers = [layer.name for layer in inputs.trained_by.network.layers]
-    listed = ", ".join(layers[:_LISTED])
-    detail = f"the network has no layer {shown!r}; it has: {listed}"
-    detail += f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else ""
-    return f"{detail}{did_you_mean(shown, layers)}"
+    detail = f"the network has no layer {shown!r}; it has: {listed(layers)}"
+    return f"{detail}{similar(name, layers)}"
 
 
 def _names(
-    given: Mapping[str, Any], key: str, findings: Findings, base: str, most: int
+    given: Mapping[str, Any], key: str, problems: Problems, base: str, most: int
 ) -> tuple[str, ...] | None:
     """Return a list of unique texts; None: there is none, or it is something else."""
     found = given.get(key)
@@ -119,18 +114,18 @@ def _names(
         return None
     pointer = f"{base}/{token(key)}"
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        findings.problem(pointer, f"{key} is not a list of names", "type")
+        problems.problem(pointer, f"{key} is not a list of names", "type")
     elif not found:
-        findings.problem(pointer, f"{key} is empty: name one, or leave it out", "empty")
+        problems.problem(pointer, f"{key} is empty: name one, or leave it out", "empty")
     elif len(found) > most:
         detail = f"{key} has {len(found):,} names: give at most {most:,}"
-        findings.problem(pointer, detail, "too_many")
+        problems.problem(pointer, detail, "too_many")
     elif len({*found}) < len(found):
         number, again = next(
             (number, item) for number, item in enumerate(found) if item in found[:number]
         )
         detail = f"{again[:100]!r} is listed twice: remove one"
-        findings.problem(f"{pointer}/{number}", detail, "repeated")
+        problems.problem(f"{pointer}/{number}", detail, "repeated")
     else:
         return tuple(found)
     return None

@@ -1,10 +1,12 @@
 """Requests to served models: the tensors that they become, and what is refused."""
 
 import base64
+import copy
 import io
 import json
 import struct
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save
 
+from engine.serving.asked import MAX_PROBLEMS
 from engine.serving.requests import Asked, BadRequest, read
 from tests.unit.engine.ragged import TEXTS
 from tests.unit.engine.served import Served, batch_of, jsonl, served, uploaded
@@ -302,6 +305,9 @@ def test_options_of_arrays_are_in_the_query(digits):
     asked = digits.read(body, **NPY, query=query)
     assert (asked.outputs, asked.top_k) == (("conv", "fc"), 2)
     assert asked.fields == (("id", "top_k"),) * 2
+    for text in ("1e3", "-1", "9" * 30, "123456789x", "", "٣"):
+        found = digits.problems(body, **NPY, query={"top_k": text})
+        assert "give an integer from 1 to 10,000" in found["/query/top_k"]
     found = digits.problems(body, **NPY, query={"topk": "3", "top_k": "x"})
     assert found["/query/topk"].endswith("did you mean top_k?")
     assert found["/query/top_k"] == 'top_k is "x": give an integer from 1 to 10,000'
@@ -745,8 +751,8 @@ GOOD = {"name": "image", "shape": [1, 1, 4, 6], "datatype": "FP32", "data": [0] 
     ("changes", "pointer", "what"),
     [
         ({"shape": [2, 1, 4, 6]}, "/inputs/0", "has 48 values, and data 24"),
-        ({"shape": [1, 1, -4, 6]}, "/inputs/0", "shape is not a list of sizes"),
-        ({"shape": [2**62, 2**62]}, "/inputs/0", "values, and data 24"),
+        ({"shape": [1, 1, -4, 6]}, "/inputs/0", "shape is not a list of at most 16 sizes"),
+        ({"shape": [2**61, 2**61]}, "/inputs/0", "values, and data 24"),
         ({"shape": [24]}, "/inputs/0", "has shape [24]; the network takes"),
         ({"datatype": "FLOAT"}, "/inputs/0", "datatype is FLOAT; there are: BOOL"),
         ({"datatype": "INT32", "data": [0.5] * 24}, "/inputs/0", "data has 0.5, which is no INT32"),
@@ -912,8 +918,28 @@ def test_deep_nesting_is_refused(houses):
     fits_or_is_refused(houses, {"protocol": "v2"}, b'{"inputs":' + deep + b"}")
 
 
-def test_no_more_problems_are_listed_than_can_be_read(houses):
+def test_no_more_problems_are_looked_for_than_can_be_read(houses):
     with pytest.raises(BadRequest) as error:
         houses.read({"rows": [3] * 90})
-    assert len(error.value.problems) == 51
-    assert error.value.problems[-1].detail == "40 more problems are not listed"
+    assert len(error.value.problems) == MAX_PROBLEMS
+    names = {f"name{number}": 1 for number in range(100_000)}
+    assert len(houses.problems({"inputs": names})) == MAX_PROBLEMS
+    assert len(houses.problems({"rows": [names]})) == MAX_PROBLEMS
+
+
+def test_padding_is_bounded(texts):
+    """A few bytes for each row must not become gigabytes."""
+    lists = [[2] * 70_000, *([2] for _ in range(99))]
+    long = Served(texts.resolved, texts.trained_by, texts.checkpoint, copy.copy(texts.version))
+    long.version.inputs = replace(texts.inputs, most=None)
+    assert long.problems({"inputs": {"words": lists}}) == {
+        "/inputs": "100 rows padded to the 70,000 steps of the longest row of 'words' have more "
+        "than 4,194,304 steps: send fewer rows at once"
+    }
+    assert texts.read({"inputs": {"words": lists}}).num_rows == 100  # truncated to three
+
+
+def test_sizes_are_not_multiplied_without_end(digits):
+    big = {**GOOD, "shape": [2**62] * 100_000}
+    found = digits.problems({"inputs": [big]}, protocol="v2")
+    assert "shape is not a list of at most 16 sizes" in found["/inputs/0"]
