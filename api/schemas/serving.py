@@ -54,7 +54,7 @@ PREDICT_BODY: dict[str, Any] = {
                 "example": {"rows": [{"text": "a fine film"}], "fields": ["prob", "id"]},
             },
             "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
-            "application/x-safetensors": {"schema": {"type": "string", "format": "binary"}},
+            "application/vnd.safetensors": {"schema": {"type": "string", "format": "binary"}},
         },
     },
     "parameters": [
