@@ -26,6 +26,8 @@ BENCHES = (
     "service.submit_to_step",
     "service.submit",
     "service.stream",
+    "service.serving",
+    "service.serving_changes",
     "storage.stats",
     "storage.purge",
     "storage.retention",

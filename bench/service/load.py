@@ -181,12 +181,12 @@ def run(load: Load) -> tuple[list[Answer], Span]:
     return answers, span
 
 
-def largest_difference(answers: Sequence[Answer], expected: Sequence[Any]) -> tuple[int, float]:
-    """Return how many answers are wrong, and the largest difference of a correct one.
+def checked(answers: Sequence[Answer], expected: Sequence[Any]) -> tuple[list[int], float]:
+    """Return how many answers each version of the model gave, and the largest difference of one.
 
-    An answer is correct if it is what one of several versions of the model gives.
+    The others are wrong.
     """
-    wrong, largest = 0, 0.0
+    by_version, largest = [0] * len(expected), 0.0
     for answer in answers:
         outputs = json.loads(answer.body)["outputs"]
         found = np.array([*outputs["fc/value"][0], outputs["fc/prob"][0]])
@@ -201,9 +201,8 @@ def largest_difference(answers: Sequence[Answer], expected: Sequence[Any]) -> tu
         is_largest = scores[outputs["fc/id"][0]] > scores.max() - TOLERANCE
         if differences[best] < TOLERANCE and is_largest:
             largest = max(largest, differences[best])
-        else:
-            wrong += 1
-    return wrong, largest
+            by_version[best] += 1
+    return by_version, largest
 
 
 def measure(load: Load) -> dict[str, Any]:
@@ -212,7 +211,7 @@ def measure(load: Load) -> dict[str, Any]:
     good = [answer for answer in answers if answer.status == 200]
     timed = [answer for answer in good if span.began < answer.came <= span.ended]
     took_ms = [1000 * (answer.came - answer.sent) for answer in timed] or [float("nan")]
-    wrong, largest = largest_difference(good, [np.load(one) for one in load.expected.split(":")])
+    by_version, largest = checked(good, [dict(np.load(one)) for one in load.expected.split(":")])
     bad = next((answer for answer in answers if answer.status != 200), None)
     seconds = span.ended - span.began
     return {
@@ -220,9 +219,11 @@ def measure(load: Load) -> dict[str, Any]:
         "requests_per_s": len(timed) / seconds,
         "p50_ms": float(np.percentile(took_ms, 50)),
         "p99_ms": float(np.percentile(took_ms, 99)),
+        "max_ms": max(took_ms),
         "errors": len(answers) - len(good),
         "first_error": None if bad is None else bad.body[:300].decode(errors="replace"),
-        "wrong": wrong,
+        "wrong": len(good) - sum(by_version),
+        "by_version": by_version,
         "largest_difference": largest,
         "server_cpu_us": 1e6 * span.server_cpu_s / max(1, len(timed)),
         "load_cpu": span.load_cpu_s / seconds,

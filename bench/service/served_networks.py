@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NUM_TOKENS, WIDTH, NUM_HEADS, NUM_BLOCKS, MAX_LENGTH = 5000, 128, 4, 2, 128
+NUM_TOKENS, WIDTH, NUM_HEADS, NUM_BLOCKS, MAX_LENGTH = 5000, 64, 4, 2, 128
 
 
 class MnistCnn(nn.Module):

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.service.load import Answer, checked
 from bench.training.turns import Turn, take_turns
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +134,43 @@ def test_so_do_processes_with_ddp_and_fsdp_by_hand(network):
     assert [line["strategy"] for line in lines] == ["none", "data", "fsdp"]
     assert [line["processes"] for line in lines] == [1, 2, 2]
     assert all(line["loss_difference"]["everything"] < 0.01 for line in lines)
+
+
+def test_the_load_of_serving_recognizes_wrong_answers():
+    """Else a server that mixes up its answers would be the fastest."""
+    versions = [
+        {"value": np.array([[1.0, 2.0], [4.0, 3.0]]), "prob": np.array([0.7, 0.8])},
+        {"value": np.array([[5.0, 6.0], [8.0, 7.0]]), "prob": np.array([0.7, 0.8])},
+    ]
+
+    def answer(row: int, value: list[float], best: int, prob: float) -> Answer:
+        outputs = {"fc/value": [value], "fc/id": [best], "fc/prob": [prob]}
+        return Answer(row, 0.0, 1.0, 200, json.dumps({"outputs": outputs}).encode())
+
+    good = [answer(0, [1.0, 2.00001], 1, 0.7), answer(1, [8.0, 7.0], 0, 0.8)]
+    assert checked(good, versions) == ([1, 1], pytest.approx(1e-5))
+    wrong = [answer(1, [1.0, 2.0], 1, 0.7), answer(0, [1.0, 2.0], 0, 0.7)]
+    wrong += [answer(0, [1.0, 2.0], 1, 0.8), answer(0, [1.0, 2.01], 1, 0.7)]
+    assert checked(wrong, versions)[0] == [0, 0]
+
+
+@pytest.mark.slow
+def test_serving_and_a_bare_endpoint_answer_as_torch_does():
+    """The bench compares every answer."""
+    command = ["bench.service.serving", "--rounds", "1", "--seconds", "0.5", "--clients", "4"]
+    lines = run(*command)
+    assert [line["network"] for line in lines] == ["mnist_cnn", "transformer_classifier"]
+    for line in lines:
+        assert line["skipped"] == ["litserve"]
+        assert 0 < line["relative_to"]["bare"]["requests_per_s"]["median"] < 60
+        for side in ("glasshouse", "bare"):
+            assert line[side]["errors"] == line[side]["wrong"] == 0 < line[side]["requests"]
+
+
+@pytest.mark.slow
+def test_an_alias_moves_under_load_and_no_request_fails():
+    """The bench fails if one does, or if an answer is of neither version."""
+    command = ["bench.service.serving_changes", "--rounds", "1", "--seconds", "6", "--swaps", "2"]
+    cold, swap = run(*command)
+    assert 0 < cold["first_answer_s"]["median"] < 60
+    assert swap["errors"] == swap["wrong"] == 0 < min(swap["by_version"])
