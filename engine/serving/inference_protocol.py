@@ -154,7 +154,7 @@ def _outputs(
             detail = f"{tensor.name!r} is listed twice: remove one"
             problems.problem(f"/outputs/{number}", detail, "repeated")
         found[tensor.name] = tensor
-    for tensor in [*found.values()]:  # padding cannot be told from values without them
+    for tensor in [*found.values()]:  # only they distinguish padding from values
         name = f"{tensor.layer}/lengths"
         if tensor.layer in inputs.steps and name not in found:
             found[name] = AskedTensor(name, tensor.layer, "lengths", tensor.is_binary)
