@@ -112,6 +112,13 @@ class ModelInputs:
             self._needed[outputs] = found
         return found
 
+    def depends_on_longest(self, outputs: tuple[str, ...]) -> bool:
+        """Return whether the shape of an output depends on the longest row of its batch.
+
+        Then requests are computed alone: attention weights are [rows, steps, steps].
+        """
+        return any(-1 in self.outputs[name].item for name in outputs)
+
     def fields_of(self, asked: Asked, name: str) -> tuple[str, ...]:
         """Return what a request wants of one of its outputs: ``value``, ``id`` …."""
         return asked.fields[asked.outputs.index(name)]

@@ -57,7 +57,8 @@ class Pending:
         """Requests of the same group can be computed together."""
         asked = self.asked
         wanted = (asked.outputs, asked.fields, asked.top_k)
-        return (self.priority, id(self.version), *wanted, _bucket(asked))
+        alone = id(self) if self.version.inputs.depends_on_longest(asked.outputs) else None
+        return (self.priority, id(self.version), *wanted, _bucket(asked), alone)
 
 
 def _bucket(asked: Asked) -> int:

@@ -67,8 +67,11 @@ class ServedVersion:
         """
         whole = requests[0] if len(requests) == 1 else _joined(requests)
         columns: dict[str, Column] = {}
-        for first in range(0, whole.num_rows, self._max_rows):
-            taken = slice(first, min(first + self._max_rows, whole.num_rows))
+        most = self._max_rows
+        if self.inputs.depends_on_longest(whole.outputs):
+            most = whole.num_rows
+        for first in range(0, whole.num_rows, most):
+            taken = slice(first, min(first + most, whole.num_rows))
             found = self._compute(whole, taken)
             columns = found if not columns else _appended(columns, found)
         return _divided(columns, [asked.num_rows for asked in requests])

@@ -12,7 +12,17 @@ from engine.serving.asked import Asked
 from engine.serving.queue import Pending, QueueFull, RequestQueue
 from engine.serving.served_models import ServedVersion
 
-ONE, OTHER = cast("ServedVersion", object()), cast("ServedVersion", object())
+
+class Version:
+    """What the queue needs of a version."""
+
+    class inputs:  # noqa: N801 (an attribute)
+        @staticmethod
+        def depends_on_longest(outputs: tuple[str, ...]) -> bool:
+            return "weights" in outputs
+
+
+ONE, OTHER = cast("ServedVersion", Version()), cast("ServedVersion", Version())
 
 
 def asked(
@@ -82,6 +92,11 @@ def test_sequences_are_computed_with_others_of_at_most_twice_their_length():
     batches = taken(filled(*requests.values()))
     lengths = [[int(one.asked.rows["x"].lengths.max()) for one in batch] for batch in batches]  # type: ignore[union-attr]
     assert lengths == [[1], [2], [3, 4], [5, 8], [9], [100]]
+
+
+def test_outputs_that_depend_on_the_longest_row_of_a_batch_are_computed_alone():
+    requests = [pending(asked(longest=4, outputs=("weights",))) for _ in range(2)]
+    assert taken(filled(*requests)) == [[requests[0]], [requests[1]]]
 
 
 def test_requests_that_nobody_waits_for_are_left_out():
