@@ -3,7 +3,7 @@
 Shape suffixes: N = rows, S = the steps of all rows together, T = steps of the longest row.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -46,6 +46,32 @@ class Block:
     def num_bytes(self) -> int:
         """The size of all values."""
         return sum(column.values.nbytes for column in self.columns.values())
+
+
+def joined(blocks: Iterable[Block], num_bytes: int) -> Iterator[Block]:
+    """Yield the same rows in blocks of at least ``num_bytes``; the last may be smaller."""
+    waiting: list[Block] = []
+    size = 0
+    for block in blocks:
+        waiting.append(block)
+        size += block.num_bytes
+        if size >= num_bytes:
+            yield _one(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    columns: dict[str, Column] = {}
+    for name in blocks[0].columns:
+        parts = [block.columns[name] for block in blocks]
+        lengths = [part.lengths for part in parts if part.lengths is not None]
+        values = torch.cat([part.values for part in parts])
+        columns[name] = Column(values, torch.cat(lengths) if lengths else None)
+    return Block(torch.cat([block.rows for block in blocks]), columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,13 +92,13 @@ def read_fields(
         found["value"] = x_NC
     if fields == ("value",):
         return found
-    if "id" in fields or "prob" in fields:
-        id_N = x_NC.argmax(dim=-1)
-        if "id" in fields:
-            found["id"] = id_N
     prob_NC = None if not {"prob", "top_k"} & {*fields} else probabilities(layer_type, x_NC)
-    if prob_NC is not None and "prob" in fields:
-        found["prob"] = prob_NC.gather(-1, x_NC.argmax(dim=-1, keepdim=True)).squeeze(-1)
+    if "id" in fields or "prob" in fields:
+        id_N1 = x_NC.argmax(dim=-1, keepdim=True)
+        if "id" in fields:
+            found["id"] = id_N1.squeeze(-1)
+        if prob_NC is not None and "prob" in fields:
+            found["prob"] = prob_NC.gather(-1, id_N1).squeeze(-1)
     if prob_NC is not None and "top_k" in fields:
         k = min(TOP_K if top_k is None else top_k, x_NC.shape[-1])
         found["top_k"] = x_NC.topk(k, dim=-1).indices

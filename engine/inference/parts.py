@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.inference.blocks import Block, Shapes
+from engine.inference.blocks import Block, Shapes, joined
 
 MAX_PARTS = 256
 MIN_ROWS = 4096
 """A part has at least so many rows: smaller ones take more time to store than to compute."""
 MAX_HELD_BYTES = 32 * 2**20
 """The outputs of a job with a single part stay in memory up to this size."""
+JOINED_BYTES = 2**20
+"""Smaller blocks are joined before they are stored: each takes time whenever a part is read."""
 MEDIA_TYPE = "application/vnd.apache.arrow.file"
 
 
@@ -115,7 +117,7 @@ class PartWriter:
     def _write(self) -> None:
         from engine.inference import arrow  # noqa: PLC0415 (0.2 s that most inferences do not need)
 
-        for block in self.held:
+        for block in joined(self.held, JOINED_BYTES):
             if self._writer is None:
                 self._writer = arrow.new_file(self._new, block, self._mark)
             self._writer.write_batch(arrow.batch_of(block))

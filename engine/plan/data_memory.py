@@ -56,6 +56,8 @@ class _Column(NamedTuple):
     """Bytes of each step of a variable-length row, which also has a start and a length."""
     column: dict[str, Any]
     longest: int
+    input_bytes: int
+    """Bytes of each row, or of each step, as the network takes it."""
 
 
 def rows_of(source: Source | InferData, meta: Mapping[str, Any]) -> int:
@@ -86,15 +88,24 @@ def training_bytes(spec: TrainJob, datasets: Mapping[str, Mapping[str, Any]]) ->
 def inference_bytes(
     fields: Mapping[str, Field], asked: InferData, trained: Data, meta: Mapping[str, Any]
 ) -> int:
-    """Return the most bytes of rows that an inference reads as they are needed.
+    """Return the most bytes of rows and of batches that an inference has in memory.
+
+    Each of the `READ_AHEAD` threads reads the rows of a batch, copies them and converts them. Of
+    converted batches there are one in use, one that is ready for each thread, and the next one.
 
     ``trained``: the data of the job that trained the network.
     """
-    unshuffled = {"shuffle": Shuffle(), "cache": "none", "workers": READ_AHEAD}
     mine = {"fields": dict(fields), "batch_size": asked.batch_size, "on_bad_row": asked.on_bad_row}
-    data = trained.model_copy(update=unshuffled | mine)
+    data = trained.model_copy(update=mine)
     source = Source(dataset=asked.dataset, split=asked.split)
-    return _streamed_bytes(data, source, meta, trains=False)
+    size = min(asked.batch_size, rows_of(source, meta))
+    most = data.sequence.max_length or sys.maxsize
+    needed = _places_bytes(data, source, meta)
+    for column in _columns(data.fields, meta, source.split, data.normalize):
+        count = size * (min(column.longest, most) if column.step_bytes else 1)
+        stored = count * (column.row_bytes or column.step_bytes)
+        needed += 2 * READ_AHEAD * stored + (2 + READ_AHEAD) * count * column.input_bytes
+    return needed
 
 
 def source_bytes(
@@ -134,10 +145,15 @@ def _columns(
         dtype = column["dtype"]
         if shape.is_sequence:
             dtype = "float32" if name in (normalize or {}) else dtype
-            found.append(_Column(0, _step_bytes(shape, dtype), column, shape.shape[0]))
+            stored, longest = _step_bytes(shape, dtype), shape.shape[0]
+            step = torch.Size(shape.shape[1:]).numel() * shape.dtype.itemsize
+            step += 4 if shape.has_values else 0
+            found.append(_Column(0, stored, column, longest, step))
             continue
         width = 1 if dtype == "uint8" and shape.dim is None else shape.dtype.itemsize
-        found.append(_Column(width * torch.Size(shape.shape).numel(), 0, column, 0))
+        count = torch.Size(shape.shape).numel()
+        row = count * shape.dtype.itemsize
+        found.append(_Column(width * count, 0, column, 0, row))
     return found
 
 

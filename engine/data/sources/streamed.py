@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -229,7 +230,11 @@ class StreamedRows(Rows):
         self, rows_B: Taken, host_B: Taken | None = None, trained_in: int | None = None
     ) -> Batch:
         """Read one batch from the files now."""
-        return self._part(trained_in, self._reader.read(self._places(rows_B)), _ALL, rows_B)
+        if isinstance(rows_B, slice):
+            read = self._reader.read_runs([(rows_B.start, rows_B.stop)])
+        else:
+            read = self._reader.read(rows_B.numpy())
+        return self._part(trained_in, read, _ALL, rows_B)
 
     def epoch(
         self,
@@ -260,15 +265,23 @@ class StreamedRows(Rows):
         return self._drawn(draws, self._held, len(batches), made)
 
     def stored(self, batch_size: int, numbers: Iterable[int]) -> Iterator[Batch]:
-        """Yield batches of the stored order by their numbers; those of others are not read."""
-        return self._stored(batch_size, numbers, partial(self._made, WHOLE, None))
+        """Yield batches of the stored order by their numbers; those of others are not read.
+
+        The threads also convert and normalize them.
+        """
+        cuts = self._cuts(batch_size, numbers)
+        tasks = ((None, partial(self.batch, rows_B)) for rows_B in cuts)
+        return map(itemgetter(1), self.ahead.each(tasks))  # keeps no batch while it waits
+
+    def _cuts(self, batch_size: int, numbers: Iterable[int]) -> Iterator[slice]:
+        """Yield the rows of batches of the stored order."""
+        for number in numbers:
+            start = number * batch_size
+            yield slice(start, min(start + batch_size, self.num_rows))
 
     def _stored(self, batch_size: int, batches: Iterable[int], made: Parts) -> Iterator[Batch]:
         cache = self._cache
-        cuts = (
-            slice(number * batch_size, min((number + 1) * batch_size, self.num_rows))
-            for number in batches
-        )
+        cuts = self._cuts(batch_size, batches)
         tasks = ((rows_B, partial(self._unread, rows_B)) for rows_B in cuts)
         for rows_B, read in self.ahead.each(tasks):
             if cache is None:
