@@ -2,11 +2,13 @@
 
 Both sides read the same uint8 images from a file, run the MNIST network on one thread, and write
 the scores, classes and probabilities of all rows. They take turns in one process; the result is the
-median of the ratios of wall time. ``--memory`` runs the engine alone, each time in a fresh process,
-over more and more rows; its anonymous memory must not grow. Prints JSON lines.
+median of the ratios of wall time. ``--outside`` gives the CPU time of the main thread outside the
+network, which other load disturbs less. ``--memory`` runs the engine alone, each time in a fresh
+process, over more and more rows; its anonymous memory must not grow. Prints JSON lines.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from torch import nn
 
 from bench.training.step import META, spec
 from engine.core.spool import read_frames
+from engine.network.network import Network
 from engine.process import rank
 from engine.process.planner import answer
 
@@ -133,6 +137,50 @@ def compare(num_rows: int, rounds: int, directory: Path) -> dict[str, Any]:
     }
 
 
+def outside(num_rows: int, rounds: int, directory: Path) -> dict[str, Any]:
+    """Return medians of the main thread's CPU seconds outside the network, and inside it."""
+    described, checkpoint = trained(directory)
+    table = make_table(directory / "many", num_rows)
+    more = {"trained_by": described, "checkpoint": {"dir": str(checkpoint)}}
+    inside: list[float] = []
+    for module in (nn.Sequential, Network):
+        module.forward = timed(module.forward, inside)
+    took: list[float] = []
+    rank.carry_out = timed(rank.carry_out, took)
+    hand = timed(by_hand, took)
+    found: dict[str, list[float]] = {"loop_s": [], "job_s": [], "network_s": []}
+    for turn in range(rounds + 1):
+        for side in ("loop_s", "job_s"):
+            inside.clear()
+            if side == "loop_s":
+                hand(table, checkpoint, directory / f"by-hand-{turn}.safetensors")
+            else:
+                run_job(directory / f"turn-{turn}", infer_job(), table, **more)
+            found[side].append(took[-1] - sum(inside))
+            found["network_s"].append(sum(inside))
+    medians = {
+        side: statistics.median(values[len(values) // (rounds + 1) :])
+        for side, values in found.items()
+    }
+    both = [medians[side] + medians["network_s"] for side in ("loop_s", "job_s")]
+    about = {"bench": "inference, CPU outside the network", "rows": num_rows, "rounds": rounds}
+    rounded = {side: round(value, 4) for side, value in medians.items()}
+    return about | rounded | {"ratio": round(both[0] / both[1], 3)}
+
+
+def timed(work: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """Return a function that also appends the CPU seconds of each call in its thread."""
+
+    @functools.wraps(work)
+    def run(*args: Any, **more: Any) -> Any:
+        began = time.thread_time()
+        found = work(*args, **more)
+        seconds.append(time.thread_time() - began)
+        return found
+
+    return run
+
+
 class AnonymousMemory(threading.Thread):
     """Records the peak of this process's memory that is not that of files."""
 
@@ -170,9 +218,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory", action="store_true", help="in this process, without turns")
+    parser.add_argument("--outside", action="store_true", help="CPU time outside the network")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
+        if given.outside:
+            print(json.dumps(outside(given.rows, given.rounds, Path(name))))
+            return
         if given.memory:
             print(json.dumps(memory(given.rows, Path(name))))
             return

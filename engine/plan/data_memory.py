@@ -19,7 +19,6 @@ from glasshouse.spec import (
     Field,
     InferData,
     IntegerSequenceField,
-    Shuffle,
     Source,
     Spec,
     TrainJob,
@@ -97,7 +96,8 @@ def inference_bytes(
     """
     mine = {"fields": dict(fields), "batch_size": asked.batch_size, "on_bad_row": asked.on_bad_row}
     data = trained.model_copy(update=mine)
-    source = Source(dataset=asked.dataset, split=asked.split)
+    fraction = getattr(asked, "fraction", None)  # of an evaluation
+    source = Source(dataset=asked.dataset, split=asked.split, fraction=fraction)
     size = min(asked.batch_size, rows_of(source, meta))
     most = data.sequence.max_length or sys.maxsize
     needed = _places_bytes(data, source, meta)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.inference import parts
+from engine.inference.blocks import Block, Column, joined
 from engine.inference.files import Whole
 from engine.inference.parts import Part, Plan
 from engine.network.network import Network
@@ -23,6 +24,7 @@ from glasshouse.spec import parse_job
 from tests.unit.engine.processes import finish, fork_server_in, start_resolved
 from tests.unit.engine.ragged import job, meta_of, texts, write_ragged
 from tests.unit.engine.runs import errors, of_type, planned, run
+from tests.unit.engine.runs import spec as cnn_job
 from worker.processes.fork_server import ForkServerClient
 
 NUM_ROWS = 9_000
@@ -118,6 +120,7 @@ def test_parts_are_whole_in_themselves_and_joined_in_the_order_of_the_rows(
     assert at.index("artifacts_removed") > max(n for n, kind in enumerate(at) if kind == "artifact")
     with pa.ipc.open_file(tmp_path / told[1]["file"]) as file:
         table = file.read_all()
+        assert file.num_record_batches == 1  # small blocks are joined
     second = range(PLAN.batches(1).start * BATCH, PLAN.batches(1).stop * BATCH)
     assert table["row"].to_pylist() == list(second)
     assert table["emb/value"][1].as_py() == found["emb/value"][second[1], :2].tolist()
@@ -275,6 +278,48 @@ def test_a_part_that_grows_large_is_not_held_in_memory(
     assert len([*(tmp_path / "b" / "parts").iterdir()]) == 1
     both = [tmp_path / name / "artifacts" / "outputs.safetensors" for name in ("a", "b")]
     assert both[0].read_bytes() == both[1].read_bytes()
+
+
+def test_joined_blocks_have_the_same_rows():
+    generator = torch.Generator().manual_seed(1)
+    blocks: list[Block] = []
+    for first in range(0, 70, 7):
+        lengths = torch.randint(0, 4, (7,), generator=generator)
+        steps = Column(torch.rand(int(lengths.sum()), 3, generator=generator), lengths)
+        columns = {"a/value": Column(torch.rand(7, 2, generator=generator)), "b/value": steps}
+        blocks.append(Block(torch.arange(first, first + 7), columns))
+    for num_bytes, count in ((1, 10), (2**20, 1), (blocks[0].num_bytes + 1, None)):
+        found = [*joined(blocks, num_bytes)]
+        assert len(found) == count or (count is None and 1 < len(found) < 10)
+        assert torch.cat([block.rows for block in found]).tolist() == [*range(70)]
+        for name in ("a/value", "b/value"):
+            rows = [row for block in found for row in block.columns[name].by_row()]
+            expected = [row for block in blocks for row in block.columns[name].by_row()]
+            assert [row.tolist() for row in rows] == [row.tolist() for row in expected]
+
+
+def test_the_plan_counts_rows_as_stored_and_batches_as_the_network_takes_them():
+    """Two copies of the rows of a batch, and three converted batches."""
+    meta = {
+        "columns": [{"name": "image", "dtype": "uint8", "shape": [1, 8, 8], "file": "0.npy"},
+                    {"name": "label", "dtype": "int64", "shape": [], "file": "1.npy"}],
+        "splits": {"train": 10_000_000, "test": 97},
+    }  # fmt: skip
+    resolved = planned(cnn_job(), meta)["spec"]
+    data = {"dataset": "ds_1", "split": "train", "batch_size": 100}
+    asked = {"kind": "infer", "job": "job_x", "data": data}
+    assert memory_of(asked, meta, resolved) == 100 * (2 * 64 + 3 * 4 * 64)
+    data["split"] = "test"
+    assert memory_of(asked, meta, resolved) == 97 * (2 * 64 + 3 * 4 * 64)
+    asked = {"kind": "evaluate", "job": "job_x", "data": data | {"batch_size": 10}}
+    assert memory_of(asked, meta, resolved) == 10 * (2 * (64 + 8) + 3 * (4 * 64 + 8))
+    asked["data"]["fraction"] = [0, 0.5]
+    whole, part = 8 * 97, 16 * 48  # all row numbers in their random order, and those taken
+    assert memory_of(asked, meta, resolved) == 10 * (2 * 72 + 3 * 264) + whole + part
+
+
+def memory_of(spec: dict[str, Any], meta: dict[str, Any], network: dict[str, Any]) -> int:
+    return planned(spec, meta, network=network)["memory"]["data_bytes"]
 
 
 def test_a_plan_covers_every_row_once():

@@ -134,6 +134,10 @@ def test_batches_are_those_that_memory_gives_for_the_same_rows(lists, kind, work
             for name, lengths_B in expected.lengths.items():
                 assert torch.equal(batch.lengths[name], lengths_B)
             same(rows.batch(batch.taken), batch)
+    asked = [0, 3, memory.num_batches(8) - 1]  # as several processes divide them
+    for mine, expected in zip(rows.stored(8, asked), memory.stored(8, asked), strict=True):
+        same(mine, expected)
+        assert torch.equal(mine.row_numbers, expected.row_numbers)
     numbers, spaced = rows.spaced(5)
     assert torch.equal(numbers, memory.spaced(5)[0])
     same(spaced, memory.spaced(5)[1])
