@@ -32,6 +32,7 @@ from worker.processes.ranks import Ranks
 
 CarryOut = Callable[[Path], None]
 """Runs the ``job.json`` of a directory to its end. Passed in: a worker does not import torch."""
+_HINT = "Start the service with glasshouse up."
 
 
 class InProcessWorker:
@@ -87,7 +88,10 @@ class _InProcessLaunch(Launch):
     ) -> Ranks:
         if (asked := num_processes(self._attempt.job.resolved)) > 1:
             detail = f"A job of {asked} processes cannot run inside the caller's process."
-            raise SpecFailed(detail, hint="Start the service with glasshouse up.")
+            raise SpecFailed(detail, hint=_HINT)
+        if self._attempt.job.kind == "serve":
+            detail = "A serve job never ends, so it cannot run inside the caller's process."
+            raise SpecFailed(detail, hint=_HINT)
         # a ring would have to be emptied meanwhile: without one the engine writes the files
         self._attempt.context.with_retries(lambda: self._prepare(None))
         self._carry_out(self._attempt.directory)

@@ -1,5 +1,6 @@
 """Write responses: JSON with NaN and Inf by name, lists, entity tags."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -12,6 +13,7 @@ from glasshouse.errors import FieldProblem, InvalidCursor, InvalidRequest, Preco
 from glasshouse.ids import is_id
 
 MAX_LIMIT = 1000
+_EXTRA = re.compile(r"\+[^\"]*(?=\")")
 
 
 class Json(Response):
@@ -78,9 +80,14 @@ def page_of(rows: Sequence[Any], page: ListPage, entries: Sequence[Any]) -> dict
     return list_of(entries[: page.limit], cursor=cursor)
 
 
-def etag(*parts: object) -> str:
-    """Return a strong entity tag."""
-    return '"' + "-".join(str(part) for part in parts) + '"'
+def etag(*parts: object, extra: str | None = None) -> str:
+    """Return a strong entity tag.
+
+    ``extra``: of a part of the representation that is none of the resource's own state, so that
+    ``If-Match`` ignores it.
+    """
+    end = "" if extra is None else f"+{extra}"
+    return '"' + "-".join(str(part) for part in parts) + end + '"'
 
 
 def _named(header: str) -> set[str]:
@@ -118,7 +125,9 @@ def check_match(request: Request, tag: str) -> None:
         PreconditionFailed: The resource has another version now.
     """
     header = request.headers.get("if-match")
-    if header is not None and header.strip() != "*" and tag not in _named(header):
+    if header is None or header.strip() == "*":
+        return
+    if _EXTRA.sub("", tag) not in {_EXTRA.sub("", one) for one in _named(header)}:
         raise PreconditionFailed(
             f"The version is {tag} now, not {header.strip()[:200]}; read it again."
         )

@@ -102,6 +102,63 @@ class Overhead(Document):
     """The part of `fraction` that probes without a budget cause (`max_overhead: null`, or `at`)."""
 
 
+class ServedReference(Document):
+    """A model that a replica serves."""
+
+    reference: str
+    """As the spec names it: `mnist@production`."""
+    model: str
+    version: int
+    """The version that answers now."""
+
+
+class Quantiles(Document):
+    """Quantiles of durations in milliseconds."""
+
+    p50: float
+    p99: float
+
+
+class Shadow(Document):
+    """How the answers of a shadow version differ from those that clients got."""
+
+    requests: int
+    """The number of requests that it computed."""
+    same_classes: int
+    """Those for which all classes were the same."""
+    max_difference: Number
+    """The largest absolute difference of an output. Infinity: the shapes differ."""
+
+
+class Serving(Document):
+    """What a serve job serves, and its requests since its process started.
+
+    The newest report of its process, at most some seconds old. Counts stay while no process runs.
+    """
+
+    models: list[ServedReference]
+    """Empty while no process listens."""
+    requests: int
+    """The number of requests that it received."""
+    requests_per_s: float
+    """The rate since the report before."""
+    latency_ms: Quantiles | None
+    """Of the requests since the report before, from their arrival in the process to the end of the
+    computation. Null: there were none."""
+    queue_ms: Quantiles | None
+    """The part of it in which a request waits."""
+    waiting: int
+    """The requests in the queue."""
+    answered: dict[str, int]
+    """`model:version` → the number of requests that it answered."""
+    refused: dict[str, int]
+    """Error code → the number of requests that were refused with it."""
+    failed: dict[str, int]
+    """`model:version` → the number of requests on which its network failed."""
+    shadows: dict[str, Shadow]
+    """`model:version` → how the answers of a shadow differ."""
+
+
 class Job(Document):
     """A job."""
 
@@ -141,6 +198,8 @@ class Job(Document):
     probe_overhead: Overhead | None
     """The cost of watching. Null until it is measured."""
     error: dict[str, JsonValue] | None
+    serving: Serving | None
+    """What a job of the kind `serve` serves. Null for other kinds."""
     last_seq: int
     """Sequence number of the newest event."""
     warnings: list[JobWarning]

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas.documents import Document, ListDocument, Number, answers
 from glasshouse.events import LogLevel
+from models.state import State
 
 
 class LoggedEvent(BaseModel):
@@ -333,6 +334,19 @@ class ModelVersion(Document):
     links: dict[str, str]
 
 
+class ServedBy(Document):
+    """A serve job that names a model."""
+
+    job: str
+    reference: str
+    """As its spec names the model: `mnist@production`."""
+    version: int | None
+    """The version that answers. Null: no process of the job listens, for example while it is
+    queued or paused."""
+    state: State
+    """The state of the job."""
+
+
 class ModelSummary(Document):
     """A published model in a list."""
 
@@ -345,6 +359,8 @@ class ModelSummary(Document):
     num_versions: int
     aliases: dict[str, int]
     """Alias → number of the version that it names."""
+    served_by: list[ServedBy]
+    """The jobs of the kind `serve` that have not ended and name the model, oldest first."""
     created_at: str
     updated_at: str
     """When a version was published or deleted, or an alias was changed."""

@@ -20,7 +20,8 @@ class Prediction(BaseModel):
     """The outputs with NaN or Infinity, if there are any."""
 
 
-_LIST = {"type": "array", "items": {"type": "string"}}
+_TEXT = {"type": "string"}
+_LIST = {"type": "array", "items": _TEXT}
 PREDICT_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -33,12 +34,13 @@ PREDICT_BODY: dict[str, Any] = {
                         "inputs": {
                             "type": "object",
                             "description": "Values of the network's fields by name, as nested "
-                            "lists whose first axis is the rows.",
+                            "lists whose first axis is the rows; of sequences also texts.",
                         },
                         "rows": {
                             "type": "array",
                             "items": {"type": "object"},
-                            "description": "Rows as in the training data: values by column.",
+                            "description": "Rows as in the training data: values by column. An "
+                            'image is `{"image": {"base64": "…"}}`, a PNG or JPEG file.',
                         },
                         "outputs": {
                             **_LIST,
@@ -46,9 +48,15 @@ PREDICT_BODY: dict[str, Any] = {
                         },
                         "fields": {
                             **_LIST,
-                            "description": "`value`, `id`, `prob`, `top_k`; as of an infer job.",
+                            "description": "`value`, `id`, `prob`, `top_k`, as of an `infer` job. "
+                            "Default: `value`; for scores of classes also `id` and `prob`.",
                         },
-                        "top_k": {"type": "integer", "minimum": 1},
+                        "top_k": {
+                            "type": "integer",
+                            "minimum": 1,
+                            "description": "The number of entries of the field `top_k`, which is "
+                            "then also returned.",
+                        },
                     },
                 },
                 "example": {"rows": [{"text": "a fine film"}], "fields": ["prob", "id"]},
@@ -70,6 +78,19 @@ PREDICT_BODY: dict[str, Any] = {
             "schema": {"type": "integer", "minimum": -1000, "maximum": 1000, "default": 0},
             "description": "Requests with a higher priority are computed first.",
         },
+        *(
+            {"name": name, "in": "query", "schema": schema, "description": description}
+            for name, schema, description in (
+                ("outputs", _TEXT, "Of a binary body: as in JSON, separated by commas."),
+                ("fields", _TEXT, "Of a binary body: as in JSON, separated by commas."),
+                ("top_k", {"type": "integer", "minimum": 1}, "Of a binary body: as in JSON."),
+                (
+                    "input",
+                    _TEXT,
+                    "The field that the array of an npy body is for, if there are several.",
+                ),
+            )
+        ),
     ],
 }
 """The request of `POST /models/{name}/predict`."""

@@ -6,7 +6,7 @@ from typing import Any
 from api.http.answers import time_text
 from glasshouse.metric_direction import direction_of, sources_of
 from models.jobs.needs import Need
-from models.tables import Command, Dataset, Job, Key, Probe
+from models.tables import Command, Dataset, Job, Key, Probe, Replica
 
 BASE = "/api/v1"
 _LINKS = (
@@ -25,8 +25,11 @@ _LINKS = (
 )
 
 
-def job_json(job: Job) -> dict[str, Any]:
-    """Return a job, as in ``GET /jobs/{id}`` and in the stream's ``hello``."""
+def job_json(job: Job, replica: Replica | None) -> dict[str, Any]:
+    """Return a job, as in ``GET /jobs/{id}`` and in the stream's ``hello``.
+
+    ``replica``: that of a serve job, if one has ever listened.
+    """
     path = f"{BASE}/jobs/{job.id}"
     sources = sources_of(job.summary)
     shown: dict[str, Any] = {
@@ -55,6 +58,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "directions": {name: way for name in job.summary if (way := direction_of(name, sources))},
         "probe_overhead": job.probe_overhead,
         "error": job.error,
+        "serving": serving_json(job, replica) if job.kind == "serve" else None,
         "last_seq": job.last_seq,
         "warnings": job.warnings,
         "links": {"self": path} | {name: f"{path}/{name}" for name in _LINKS},
@@ -62,6 +66,28 @@ def job_json(job: Job) -> dict[str, Any]:
     if job.kind != "train":
         shown["result"] = job.result
     return shown
+
+
+def serving_json(job: Job, replica: Replica | None) -> dict[str, Any]:
+    """Return what a serve job serves, and its traffic; never where its replica listens."""
+    traffic = {} if replica is None else replica.traffic
+    is_listening = (
+        replica is not None
+        and replica.attempt == job.attempt
+        and job.state in {"running", "pausing", "cancelling"}
+    )
+    return {
+        "models": replica.models if replica is not None and is_listening else [],
+        "requests": traffic.get("requests", 0),
+        "requests_per_s": traffic.get("requests_per_s", 0.0) if is_listening else 0.0,
+        "latency_ms": traffic.get("latency_ms"),
+        "queue_ms": traffic.get("queue_ms"),
+        "waiting": traffic.get("waiting", 0) if is_listening else 0,
+        "answered": traffic.get("answered", {}),
+        "refused": traffic.get("refused", {}),
+        "failed": traffic.get("failed", {}),
+        "shadows": traffic.get("shadows", {}),
+    }
 
 
 def ranks_of(job: Job) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from glasshouse.errors import (
     BadRequest,
     FieldProblem,
     InvalidRequest,
+    NotAcceptable,
+    PayloadTooLarge,
     PredictionFailed,
     QueueFull,
     ServiceError,
@@ -17,6 +19,12 @@ from glasshouse.errors import (
 MAX_TIMEOUT_S = 600.0
 MAX_PRIORITY = 1000
 _RESERVED = ("timeout_s", "priority")
+_INVALID: dict[int, type[ServiceError]] = {
+    400: BadRequest,
+    406: NotAcceptable,
+    413: PayloadTooLarge,
+    415: UnsupportedMedia,
+}
 
 
 def head_of(
@@ -67,8 +75,7 @@ def error_of(reply: Reply) -> ServiceError:
     if code == "queue_full":
         return QueueFull(detail, retry_after_s=int(head.get("retry_after_s", 1)))
     if code == "invalid_request":
-        kind = {400: BadRequest, 415: UnsupportedMedia}.get(int(head["status"]), InvalidRequest)
-        return kind(detail, problems=found)
+        return _INVALID.get(int(head["status"]), InvalidRequest)(detail, problems=found)
     return PredictionFailed(detail)
 
 

@@ -68,6 +68,10 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.EvaluateJob,
     spec.EvaluateData,
     spec.Flatten,
+    spec.ServeJob,
+    spec.ServedModel,
+    spec.OtherVersion,
+    spec.Replicas,
     spec.DiagnoseJob,
 )
 

@@ -129,13 +129,14 @@ def _fields(cls: Class) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _options() -> Iterator[str]:
-    """What ``Client.train`` takes by name."""
-    yield from ("## TrainOptions", "", *_prose(inspect.getdoc(training.TrainOptions)))
-    yield from ("| option | type | meaning |", "|---|---|---|")
-    for cls in (training.TrainOptions, training.JobOptions):
-        for name, kind, told in _fields(cls):
-            yield f"| `{name}` | {cell(f'`{kind}`')} | {cell(told)} |"
-    yield ""
+    """What ``Client.train`` and ``Client.serve`` take by name."""
+    for options in (training.TrainOptions, training.ServeOptions):
+        yield from (f"## {options.__name__}", "", *_prose(inspect.getdoc(options)))
+        yield from ("| option | type | meaning |", "|---|---|---|")
+        for cls in (options, training.JobOptions):
+            for name, kind, told in _fields(cls):
+                yield f"| `{name}` | {cell(f'`{kind}`')} | {cell(told)} |"
+        yield ""
 
 
 def _method(full_name: str, name: str, defined: Defined) -> Iterator[str]:

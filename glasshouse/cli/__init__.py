@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from glasshouse import __version__
-from glasshouse.cli.jobs import compare, control, evaluation, probes, results
+from glasshouse.cli.jobs import (
+    compare,
+    control,
+    evaluation,
+    prediction,
+    probes,
+    results,
+    serving,
+)
 from glasshouse.cli.jobs import jobs as job_commands
 from glasshouse.cli.jobs import logs as log_commands
 from glasshouse.cli.resources import checkpoints, datasets, models, quotas, webhooks, workers
@@ -71,6 +79,8 @@ app.command(cls=Command)(results.metrics)
 app.command(cls=Command)(results.layers)
 app.command(cls=Command)(results.infer)
 app.command(cls=Command)(evaluation.evaluate)
+app.command(cls=Command)(serving.serve)
+app.command(cls=Command)(prediction.predict)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(models.app, name="models")

@@ -12,6 +12,7 @@ from glasshouse.client.blocking.models import Model, ModelVersion
 from glasshouse.client.blocking.probes import Probe
 from glasshouse.client.blocking.records import Checkpoint, Dataset, Record
 from glasshouse.client.blocking.stream import EventStream
+from glasshouse.client.data.predictions import Prediction
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.data.statistics import History, LayerStats
 from glasshouse.client.data.tensors import as_torch
@@ -34,6 +35,7 @@ __all__ = [
     "Model",
     "ModelVersion",
     "OtherEvent",
+    "Prediction",
     "Probe",
     "Record",
     "Series",

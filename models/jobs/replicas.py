@@ -1,11 +1,12 @@
 """Replicas: where the processes of serve jobs listen, and what they serve."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from glasshouse.spec.model_names import parse_model_reference
 from models.database import insert_into
 from models.jobs.leases import Claim
 from models.state import ENDED
@@ -29,8 +30,37 @@ class Route(NamedTuple):
     """What it serves: ``reference``, ``model``, ``version`` of each."""
 
 
-def routes(tx: Session) -> list[Route]:
-    """Return all serve jobs that have not ended, oldest first."""
+class Served(NamedTuple):
+    """A published model that a serve job which has not ended names."""
+
+    job: str
+    owner: str
+    state: str
+    """Of the job."""
+    reference: str
+    """As the spec names it."""
+    model: str
+    """The name of the model."""
+    version: int | None
+    """The version that answers; None: no replica listens."""
+
+
+def served(tx: Session, owner: str | None) -> list[Served]:
+    """Return the models that serve jobs name, oldest job first. ``owner`` None: of all owners."""
+    found: list[Served] = []
+    for route in routes(tx, owner):
+        versions = {str(one["reference"]): int(one["version"]) for one in route.models}
+        for entry in route.spec["models"]:
+            reference = entry if isinstance(entry, str) else str(entry["model"])
+            wanted = parse_model_reference(reference)
+            name = reference if wanted is None else wanted.name
+            facts = (route.job, route.owner, route.state, reference, name)
+            found.append(Served(*facts, versions.get(reference)))
+    return found
+
+
+def routes(tx: Session, owner: str | None = None) -> list[Route]:
+    """Return the serve jobs that have not ended, oldest first. ``owner`` None: of all owners."""
     query = (
         select(
             Job.id, Job.owner, Job.state, Job.state_reason, Job.attempt, JobSpec.resolved, Replica
@@ -40,14 +70,16 @@ def routes(tx: Session) -> list[Route]:
         .where(Job.kind == "serve", Job.state.not_in(ENDED), Job.deleted_at.is_(None))
         .order_by(Job.id)
     )
+    if owner is not None:
+        query = query.where(Job.owner == owner)
     found: list[Route] = []
     for *columns, replica in cast("Iterable[Any]", tx.execute(query)):
-        job, owner, state, reason, attempt, spec = columns
+        job, owned_by, state, reason, attempt, spec = columns
         if replica is None or replica.attempt != attempt or state != "running":
-            found.append(Route(job, owner, state, reason, spec, None, "", "", ()))
+            found.append(Route(job, owned_by, state, reason, spec, None, "", "", ()))
             continue
         where = (replica.address, replica.token, tuple(replica.models))
-        found.append(Route(job, owner, state, reason, spec, attempt, *where))
+        found.append(Route(job, owned_by, state, reason, spec, attempt, *where))
     return found
 
 
@@ -91,6 +123,9 @@ def num_starts(tx: Session, job_id: str) -> int:
     return tx.scalar(select(Replica.starts).where(Replica.job == job_id)) or 0
 
 
-def of_job(tx: Session, job_id: str) -> Replica | None:
-    """Return the replica of a serve job, if one has ever listened."""
-    return tx.get(Replica, job_id)
+def of_jobs(tx: Session, jobs: Collection[Job]) -> dict[str, Replica]:
+    """Return the replicas of those jobs that serve models and have ever listened, by job."""
+    ids = [job.id for job in jobs if job.kind == "serve"]
+    if not ids:
+        return {}
+    return {row.job: row for row in tx.scalars(select(Replica).where(Replica.job.in_(ids)))}

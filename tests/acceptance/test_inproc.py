@@ -93,6 +93,12 @@ def test_a_job_that_fails_says_why(here: gh.Client):
     assert job.explain().code == "non_finite"
 
 
+def test_a_job_that_never_ends_is_refused(here: gh.Client):
+    here.models.publish("served", train(here))
+    with pytest.raises(gh.JobFailed, match="A serve job never ends"):
+        here.serve("served").wait()
+
+
 def test_torch_is_left_as_it_was(here: gh.Client):
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
     train(here, deterministic=True)

@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "updateModel": lambda client, one: client.models.set_alias("m", "production", 1),
     "deleteModel": lambda client, one: client.models.delete("m"),
     "deleteModelVersion": lambda client, one: client.models.delete("m", 1),
+    "predict": lambda client, one: client.predict("m@production", np.ones((1, 2), np.float32)),
     "planJob": lambda client, one: client.plan({"kind": "train"}),
     "createJob": lambda client, one: client.jobs.create({"kind": "train"}),
     "listJobs": lambda client, one: list(client.jobs.list()),
@@ -132,6 +133,8 @@ class Anything:
         self.asked.append((request.method, path))
         if path.endswith("/stream"):
             return Response(status_code=204)
+        if path.endswith("/predict"):
+            return answer({"outputs": {"fc/value": [[1.0]]}}, X_Model_Version="m:1")
         wants_bytes = path.endswith(("/weights", "/data", "/tensors", "/output"))
         tensors = save({"fc": np.ones(2, np.float32)})
         return Response(tensors) if wants_bytes else answer({**ANY, "id": path.split("/")[-1]})

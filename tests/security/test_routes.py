@@ -118,8 +118,9 @@ def session(populated: PopulatedApi) -> str:
         return browser.get(ticket).cookies["glasshouse_session"]
 
 
-FILES = ("POST /api/v1/datasets", "POST /api/v1/checkpoints")
-"""Their bodies are files, of which no type is asked."""
+FILES = ("POST /api/v1/datasets", "POST /api/v1/checkpoints", "POST /api/v1/models/{name}/predict")
+"""Their bodies are files, of which no type is asked, or are read by a replica, which asks for one.
+"""
 
 
 def test_a_body_must_say_that_it_is_json(route: Route, populated: PopulatedApi):

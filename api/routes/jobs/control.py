@@ -74,7 +74,7 @@ def pause_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     with app_state.database.write() as tx:
         row = pausing.request_pause(tx, jobs.get(tx, job, caller.sees, lock=True))
     app_state.wake(job)
-    return accepted(row)
+    return accepted(app_state, row)
 
 
 @router.post(
@@ -93,7 +93,7 @@ def resume_job(app_state: AppStateDep, caller: Submit, job: JobId) -> Response:
     if row.state == "queued":
         notify(app_state, job)
     app_state.wake(job)
-    return accepted(row)
+    return accepted(app_state, row)
 
 
 @router.post(

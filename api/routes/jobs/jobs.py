@@ -12,7 +12,6 @@ from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read, Submit
 from api.http.answers import (
     Json,
-    ListPage,
     Paged,
     bad_parameter,
     check_match,
@@ -36,8 +35,8 @@ from glasshouse.spec import KINDS, AnyJob
 from glasshouse.spec.jobs.job import JobName, Label, LabelValue
 from models.access import quotas
 from models.access.idempotency import Answer, IdempotencyUse
-from models.database import Transaction
-from models.jobs import checkpoints, jobs, names
+from models.database import Database, Transaction
+from models.jobs import checkpoints, jobs, names, replicas
 from models.jobs.jobs import Filter
 from models.jobs.needs import Need, wants
 from models.state import ENDED, STATES
@@ -62,8 +61,16 @@ class JobPatch(Body):
 
 
 def job_tag(job: Job) -> str:
-    """Return the entity tag of a job."""
+    """Return the entity tag of a job; what its replica reports also changes the version."""
     return etag(job.id, job.version)
+
+
+def shown(database: Database, job: Job) -> dict[str, Any]:
+    """Return a job that is not in a transaction, as JSON."""
+    if job.kind != "serve":
+        return job_json(job, None)
+    with database.read() as tx:
+        return job_json(job, replicas.of_jobs(tx, [job]).get(job.id))
 
 
 @router.post(
@@ -139,7 +146,8 @@ async def _ended(app_state: AppState, caller: Caller, answer: Response, wait_s: 
     job = ended or await run_in_threadpool(_found, app_state, caller, job_id)
     headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
     headers |= {"ETag": job_tag(job), **waiting.applied(wait_s)}
-    return Json(job_json(job), status_code=answer.status_code, headers=headers)
+    document = await run_in_threadpool(shown, app_state.database, job)
+    return Json(document, status_code=answer.status_code, headers=headers)
 
 
 def _found(app_state: AppState, caller: Caller, job_id: str) -> Job:
@@ -165,7 +173,7 @@ def store(
         failpoint("submit.commit")
         job_id = job.id
         headers = {"Location": f"{BASE}/jobs/{job.id}", "ETag": job_tag(job)}
-        return Answer(201, headers, jsonio.dumps(job_json(job)))
+        return Answer(201, headers, jsonio.dumps(job_json(job, None)))
 
     answer, replayed = idempotent.once(app_state.database, token, make)
     if not replayed:
@@ -235,11 +243,8 @@ def list_jobs(  # noqa: PLR0913 (each is a filter of the contract)
     )
     with app_state.database.read() as tx:
         rows = jobs.find(tx, wanted, after=page.after_id("job"), limit=page.limit + 1, order=order)
-    return _listed(rows, page)
-
-
-def _listed(rows: list[Job], page: ListPage) -> Response:
-    return Json(page_of(rows, page, [job_json(row) for row in rows]))
+        found = replicas.of_jobs(tx, rows)
+    return Json(page_of(rows, page, [job_json(row, found.get(row.id)) for row in rows]))
 
 
 def _states(given: list[str] | None) -> tuple[str, ...]:
@@ -297,7 +302,8 @@ async def get_job(
             app_state.wakeups, app_state.draining, id, look_for_change, wait_s
         )
         job = changed or await run_in_threadpool(look)
-    return tagged(request, job_json(job), job_tag(job), waiting.applied(wait_s))
+    document = await run_in_threadpool(shown, app_state.database, job)
+    return tagged(request, document, job_tag(job), waiting.applied(wait_s))
 
 
 @router.patch(
@@ -319,7 +325,7 @@ def update_job(
         check_match(request, job_tag(job))
         job = jobs.patch(tx, job, _changes(job, body.value))
     app_state.wake(id)
-    return Json(job_json(job), headers={"ETag": job_tag(job)})
+    return Json(shown(app_state.database, job), headers={"ETag": job_tag(job)})
 
 
 def _changes(job: Job, patch: JobPatch) -> dict[str, Any]:
@@ -380,13 +386,13 @@ def cancel_job(
         job = jobs.get(tx, id, caller.sees, lock=True)
         job = jobs.request_cancel(tx, job, by=caller.owner, force=force)
     app_state.wake(id)
-    return accepted(job)
+    return accepted(app_state, job)
 
 
-def accepted(job: Job) -> Response:
+def accepted(app_state: AppState, job: Job) -> Response:
     """Return 202 with the job."""
     headers = {"ETag": job_tag(job), "Location": f"{BASE}/jobs/{job.id}"}
-    return Json(job_json(job), status_code=202, headers=headers)
+    return Json(shown(app_state.database, job), status_code=202, headers=headers)
 
 
 @router.get(

@@ -19,7 +19,7 @@ from api.streaming import waiting
 from api.streaming.streams import StreamStart
 from api.streaming.tails import EventFilter
 from glasshouse import jsonio
-from models.jobs import jobs
+from models.jobs import jobs, replicas
 from models.observations import events
 from models.observations.events import EventPage
 from models.state import ENDED
@@ -162,7 +162,7 @@ def _starts(
                 "attempt": job.attempt,
                 "at": time_text(now()),
                 "type": "hello",
-                "snapshot": job_json(job),
+                "snapshot": job_json(job, replicas.of_jobs(tx, [job]).get(job.id)),
             }
             starts.append(
                 StreamStart(

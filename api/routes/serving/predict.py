@@ -35,7 +35,7 @@ Name = Annotated[
     summary="Predict",
     openapi_extra=PREDICT_BODY,
     responses=documents.answers(
-        200, Prediction, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503, 504
+        200, Prediction, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503, 504
     ),
 )
 async def predict(request: Request, app_state: AppStateDep, caller: Read, name: Name) -> Response:

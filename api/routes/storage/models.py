@@ -1,5 +1,6 @@
 """Published models: publish checkpoints as versions, list, get, move aliases, delete."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
@@ -37,7 +38,8 @@ from glasshouse.spec.strict import check_exactly_one
 from models import published_models
 from models.access.idempotency import Answer
 from models.database import Transaction
-from models.jobs import checkpoints, jobs
+from models.jobs import checkpoints, jobs, replicas
+from models.jobs.replicas import Served
 from models.published_models import MAX_ALIASES, PublishedVersion, Summary
 from models.tables import PublishedModel
 
@@ -76,8 +78,8 @@ class ModelPatch(Body):
     """Alias → the number of the version that it names from now on. Null removes the alias."""
 
 
-def model_json(model: PublishedModel, summary: Summary) -> dict[str, Any]:
-    """Return a model as JSON, without its versions."""
+def model_json(model: PublishedModel, summary: Summary, served: Sequence[Served]) -> dict[str, Any]:
+    """Return a model as JSON, without its versions. ``served``: what all serve jobs serve."""
     return {
         "id": model.id,
         "object": "model",
@@ -85,6 +87,11 @@ def model_json(model: PublishedModel, summary: Summary) -> dict[str, Any]:
         "latest": summary.latest,
         "num_versions": summary.num_versions,
         "aliases": summary.aliases,
+        "served_by": [
+            {"job": one.job, "reference": one.reference, "version": one.version, "state": one.state}
+            for one in served
+            if (one.owner, one.model) == (model.owner, model.name)
+        ],
         "created_at": time_text(model.created_at),
         "updated_at": time_text(model.updated_at),
         "links": {"self": f"{BASE}/models/{model.name}"},
@@ -120,13 +127,20 @@ def _whole(tx: Transaction, model: PublishedModel) -> tuple[dict[str, Any], str]
     """Return a model with its versions, and its entity tag."""
     found = published_models.versions(tx, model)
     summary = published_models.summaries(tx, [model.id])[model.id]
-    shown = model_json(model, summary) | {"versions": [version_json(one) for one in found]}
-    return shown, _tag(model, found)
+    shown = model_json(model, summary, replicas.served(tx, model.owner))
+    tag = _tag(model, found, shown["served_by"])
+    return shown | {"versions": [version_json(one) for one in found]}, tag
 
 
-def _tag(model: PublishedModel, found: Sequence[PublishedVersion]) -> str:
+def _tag(
+    model: PublishedModel,
+    found: Sequence[PublishedVersion],
+    served_by: Sequence[dict[str, Any]] = (),
+) -> str:
+    """Return the entity tag; of what serves the model, which changes by itself, as an extra."""
     damaged = sum(one.checkpoint.state == "damaged" for one in found)
-    return etag(model.id, model.revision, damaged)
+    extra = hashlib.sha256(jsonio.dumps(served_by).encode()).hexdigest()[:12] if served_by else None
+    return etag(model.id, model.revision, damaged, extra=extra)
 
 
 @router.post(
@@ -208,7 +222,8 @@ def list_models(app_state: AppStateDep, caller: Read, page: Paged) -> Response:
             tx, owner=caller.sees, after=page.after_id("mdl"), limit=page.limit + 1
         )
         found = published_models.summaries(tx, [row.id for row in rows])
-    return Json(page_of(rows, page, [model_json(row, found[row.id]) for row in rows]))
+        served = replicas.served(tx, caller.sees)
+    return Json(page_of(rows, page, [model_json(row, found[row.id], served) for row in rows]))
 
 
 @router.get(

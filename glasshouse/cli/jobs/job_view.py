@@ -288,19 +288,15 @@ class JobView:
 
 def _note_of(event: dict[str, Any]) -> str | None:
     """The line to print for an event, or None."""
-    match event["type"]:
-        case "checkpoint":
-            return f"checkpoint after {event['step']} steps"
-        case "dropped":
-            return f"dropped {event['count']} {event['what']}"
-        case "finding":
-            return str(event["message"])
-        case "adjusted":
-            return f"{event['what']} changed from {event['from']} to {event['to']}"
-        case "command":
-            return _command_line(event)
-        case _:
-            return None
+    note = _NOTES.get(event["type"])
+    return None if note is None else note(event)
+
+
+def _serving_line(event: dict[str, Any]) -> str:
+    """What a serve job serves from now on, in one line."""
+    if event.get("problem"):
+        return f"another version cannot be loaded: {event['problem']}"
+    return "serving " + ", ".join(f"{one['model']}:{one['version']}" for one in event["models"])
 
 
 def _command_line(event: dict[str, Any]) -> str:
@@ -315,6 +311,17 @@ def _command_line(event: dict[str, Any]) -> str:
     new: dict[str, Any] = event["new"] or {}
     changes = (f"{name} {old.get(name)} → {value}" for name, value in new.items())
     return f"from step {event['step']}: {', '.join(changes)}"
+
+
+_NOTES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "checkpoint": lambda event: f"checkpoint after {event['step']} steps",
+    "dropped": lambda event: f"dropped {event['count']} {event['what']}",
+    "finding": lambda event: str(event["message"]),
+    "adjusted": lambda event: f"{event['what']} changed from {event['from']} to {event['to']}",
+    "command": _command_line,
+    "serving": _serving_line,
+}
+"""The lines of events that have one."""
 
 
 def sparkline(values: list[float], width: int, bars: str = BARS) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from glasshouse import jsonio
 from glasshouse.cli.arguments import completion, overrides, references
-from glasshouse.cli.jobs import diagnosis, evaluation_result
+from glasshouse.cli.jobs import diagnosis, evaluation_result, serving_view
 from glasshouse.cli.jobs.watch import detaching, follow
 from glasshouse.cli.terminal import durations, output
 from glasshouse.cli.terminal.output import Json
@@ -118,6 +118,7 @@ def show(job: JobId, json: Json = False) -> None:
         output.table(["metric", *columns], rows, short={"metric"}, numbers=columns)
     diagnosis.show(found.data)
     evaluation_result.show(found.data)
+    serving_view.show(found.data)
     if found.error is not None:
         output.message(f"\nfailed: {found.error['message']}")
         if found.error.get("hint"):
@@ -150,7 +151,9 @@ def delete(
 
 def list_jobs(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in these states.")] = None,
-    kind: Annotated[str | None, typer.Option(help="train, infer, evaluate or diagnose.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="train, infer, evaluate, serve or diagnose.")
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY:VALUE")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
@@ -269,5 +272,7 @@ def print_notes(dataset: Dataset) -> None:
 
 
 def _steps(job: Job) -> str:
+    if "requests" in job.progress:
+        return f"{job.progress['requests']} requests"
     done, total = job.progress.get("step"), job.progress.get("num_steps")
     return "-" if done is None else f"{done}/{total}" if total else str(done)

@@ -23,8 +23,8 @@ def list_models(json: Json = False) -> None:
     if json:
         output.document([model.data for model in found])
         return
-    rows = ([one.name, one.num_versions, one.latest, _aliases(one)] for one in found)
-    columns = ["model", "versions", "latest", "aliases"]
+    rows = ([one.name, one.num_versions, one.latest, _aliases(one), _served(one)] for one in found)
+    columns = ["model", "versions", "latest", "aliases", "served"]
     output.table(columns, rows, short={"model", "aliases"}, numbers={"versions", "latest"})
 
 
@@ -68,11 +68,19 @@ def show(model: ModelName, json: Json = False) -> None:
     if json:
         output.document(found.data)
         return
+    jobs = {version: _jobs(found, version) for version in (one.version for one in found.versions)}
     rows = (
-        [one.version, ", ".join(one.aliases) or "-", one.checkpoint, one.step, one.created_at]
+        [
+            one.version,
+            ", ".join(one.aliases) or "-",
+            one.checkpoint,
+            one.step,
+            jobs[one.version],
+            one.created_at,
+        ]
         for one in found.versions
     )
-    columns = ["version", "aliases", "checkpoint", "step", "published"]
+    columns = ["version", "aliases", "checkpoint", "step", "served by", "published"]
     output.table(
         columns,
         rows,
@@ -80,6 +88,9 @@ def show(model: ModelName, json: Json = False) -> None:
         numbers={"version", "step"},
         optional=["published"],
     )
+    for one in found.served_by:
+        if one["version"] is None:
+            output.message(f"{one['job']} serves {one['reference']}, and is {one['state']}")
 
 
 @app.command(cls=Command)
@@ -134,6 +145,20 @@ def _aliases(model: Model) -> str:
     """Aliases, each with the version that it names."""
     named = (f"{name} {number}" for name, number in sorted(model.aliases.items()))
     return ", ".join(named) or "-"
+
+
+def _served(model: Model) -> str:
+    """The versions that serve jobs serve."""
+    versions = sorted({one["version"] for one in model.served_by if one["version"] is not None})
+    if not versions and model.served_by:
+        return str(model.served_by[0]["state"])
+    return ", ".join(map(str, versions)) or "-"
+
+
+def _jobs(model: Model, version: int) -> str:
+    """The jobs that serve a version."""
+    jobs = [str(one["job"]) for one in model.served_by if one["version"] == version]
+    return ", ".join(dict.fromkeys(jobs)) or "-"
 
 
 def _check_alias(model: Model, alias: str) -> None:

@@ -3,6 +3,7 @@
 from glasshouse.errors import (
     APIConnectionError,
     AuthenticationError,
+    GatewayTimeoutError,
     GlasshouseError,
     JobCancelled,
     JobFailed,
@@ -29,6 +30,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (PermissionDeniedError, AUTH),
     (NotFoundError, NOT_FOUND),
     (WaitTimeout, TIMEOUT),
+    (GatewayTimeoutError, TIMEOUT),
     (JobCancelled, CANCELLED),
     (APIConnectionError, UNREACHABLE),
 )

@@ -9,7 +9,13 @@ import httpx2
 from glasshouse.client.aio.evaluation import AsyncEvaluating
 from glasshouse.client.aio.inference import AsyncInferring
 from glasshouse.client.aio.job import AsyncJob
-from glasshouse.client.aio.models import AsyncModels, checkpoint_of
+from glasshouse.client.aio.models import (
+    AsyncModel,
+    AsyncModels,
+    AsyncModelVersion,
+    checkpoint_of,
+)
+from glasshouse.client.aio.prediction import predict
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.aio.resources import (
     AsyncCatalog,
@@ -28,13 +34,16 @@ from glasshouse.client.aio.trainer import AsyncTrainer
 from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.connection.address import find_service
 from glasshouse.client.connection.requests import API, Request, with_json
+from glasshouse.client.data.predictions import Prediction
 from glasshouse.client.data.tensors import Array
-from glasshouse.client.training.arguments import diagnose_spec
+from glasshouse.client.training.arguments import diagnose_spec, reference_of, serve_spec
 from glasshouse.client.training.specs import (
     EvaluateOptions,
     InferOptions,
     JobOptions,
+    PredictOptions,
     ResultField,
+    ServeOptions,
     Spec,
     TrainOptions,
     as_document,
@@ -307,6 +316,78 @@ class AsyncClient:
             source = await checkpoint_of(self._transport, source)
         evaluating = AsyncEvaluating(self.jobs, self.datasets)
         return await evaluating.run(source, data, metrics, want, by, options)
+
+    async def serve(self, models: Any, **options: Unpack[ServeOptions]) -> AsyncJob:
+        """Serve published models: the returned job answers `predict` until it is canceled.
+
+        Args:
+            models: a reference (``"mnist"``, ``"mnist@production"``, ``"mnist:3"``), a model or a
+                version, an entry as in a spec with ``canary`` or ``shadow``, or a list of them.
+            options: see `ServeOptions`: ``replicas``, ``max_queue``, ``max_batch_size``,
+                ``max_delay_ms``, ``idle_s``, ``name``, ``device`` …
+
+        Returns:
+            The queued job. Requests wait for it; `Job.wait_ready` returns when it answers them.
+
+        Raises:
+            UnprocessableEntityError: there is no such model or version.
+        """
+        return await self.jobs.create(serve_spec(models, options))
+
+    async def predict(  # noqa: PLR0913 (each is a part of the request)
+        self,
+        model: AsyncModel | AsyncModelVersion | str,
+        inputs: Any = None,
+        *,
+        rows: Any = None,
+        outputs: Sequence[str] | str | None = None,
+        fields: Sequence[ResultField] | ResultField | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Prediction:
+        """Run a served model on some rows, and return the outputs of any of its layers.
+
+        The rows are prepared as in training. `serve` must have started a job that serves the model.
+
+        Args:
+            model: ``"mnist"``, ``"mnist@production"``, ``"mnist:3"``, a model, or a version.
+            inputs: values of the network's fields, whose first axis is the rows: a dict by field,
+                or the value of the only field. Arrays are sent in binary form and are faster. For a
+                sequence field, a list of rows of any length, or of texts if the field has tokens.
+                Values are numbers as the field has them, before they are normalized; pixels of
+                0 to 255 must be divided by 255 if training did so.
+            rows: instead of inputs, rows as in the training data: a list of dicts by column, or a
+                data frame. If the network has one input, also a list of its values. An image is
+                bytes of a PNG or JPEG file, a `pathlib.Path`, or a PIL image.
+            outputs: the layers to return. Default: the network's outputs.
+            fields: any of ``value``, ``id`` (the argmax), ``prob`` (its probability) and ``top_k``
+                (the largest entries, with ``top_k_prob``). Default: ``value``; also ``id`` and
+                ``prob`` for the scores of a classifier.
+            top_k: the number of entries of the field ``top_k``, which is then also returned.
+            timeout: seconds for the request with all its retries. Default: the service's setting
+                for each try.
+            priority: requests with a higher priority are computed first. Default: 0.
+
+        Returns:
+            ``prediction["fc"]``, ``prediction["fc/class"]``, ``prediction.classes``: arrays with
+            one entry per row.
+
+        Raises:
+            NotFoundError: no serve job serves the model, or there is no such model.
+            UnprocessableEntityError: something does not fit the model; ``errors`` names it.
+            RateLimitError: too many requests wait, also after retries.
+            GatewayTimeoutError: there was no answer in time.
+        """
+        reference = model if isinstance(model, str) else reference_of(model)
+        options: PredictOptions = {
+            "outputs": outputs,
+            "fields": fields,
+            "top_k": top_k,
+            "timeout": timeout,
+            "priority": priority,
+        }
+        return await predict(self._transport, reference, inputs, rows, options)
 
     async def diagnose(
         self,

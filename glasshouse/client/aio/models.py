@@ -1,15 +1,18 @@
 """Published models: ``client.models``, and models and their versions as client objects."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from glasshouse.client.aio.job import AsyncJob
+from glasshouse.client.aio.prediction import predict
 from glasshouse.client.aio.records import AsyncCheckpoint, AsyncRecord
 from glasshouse.client.aio.resources import AsyncResource
 from glasshouse.client.aio.transport import AsyncTransport
-from glasshouse.client.connection.requests import id_in_path
+from glasshouse.client.connection.requests import id_in_path, model_in_path
+from glasshouse.client.data.predictions import Prediction
+from glasshouse.client.training.specs import PredictOptions
 from glasshouse.errors import APIError
-from glasshouse.spec.model_names import LATEST, ModelReference, parse_model_reference
+from glasshouse.spec.model_names import LATEST, parse_model_reference
 
 
 class AsyncModelVersion(AsyncRecord):
@@ -45,6 +48,12 @@ class AsyncModelVersion(AsyncRecord):
         """The path of the version under ``/api/v1``."""
         return f"/models/{self.model}/versions/{self.version}"
 
+    async def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        """Run this version, which a serve job must serve: see `AsyncClient.predict`."""
+        return await predict(self._transport, self.id, inputs, rows, options)
+
 
 class AsyncModel(AsyncRecord):
     """A published model: numbered versions under a name, and aliases that name a version."""
@@ -55,6 +64,9 @@ class AsyncModel(AsyncRecord):
     num_versions: int
     aliases: dict[str, int]
     """By alias, the number of the version that it names."""
+    served_by: list[dict[str, Any]]
+    """The serve jobs that name the model: ``job``, ``reference``, ``version`` and ``state``. The
+    version is None while no process of the job runs."""
     created_at: str
     updated_at: str
     links: dict[str, str]
@@ -75,6 +87,12 @@ class AsyncModel(AsyncRecord):
             detail = f"a list has models without their versions: client.models.get({self.name!r})"
             raise APIError(detail)
         return [AsyncModelVersion(self._transport, entry) for entry in self.data["versions"]]
+
+    async def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        """Run the newest version, which a serve job must serve: see `AsyncClient.predict`."""
+        return await predict(self._transport, self.name, inputs, rows, options)
 
 
 class AsyncModels(AsyncResource):
@@ -112,7 +130,7 @@ class AsyncModels(AsyncResource):
 
     async def version(self, reference: str) -> AsyncModelVersion:
         """Fetch one version: ``"mnist"`` (the newest), ``"mnist@production"`` or ``"mnist:3"``."""
-        wanted = _parsed(reference)
+        wanted = model_in_path(reference)
         path = f"/models/{wanted.name}/versions/{wanted.version or LATEST}"
         return AsyncModelVersion(self._transport, await self._transport.get(path))
 
@@ -165,19 +183,6 @@ async def checkpoint_of(transport: AsyncTransport, reference: str) -> AsyncCheck
     version = await AsyncModels(transport).version(reference)
     data = await transport.get(f"/checkpoints/{version.checkpoint}")
     return AsyncCheckpoint(transport, data)
-
-
-def _parsed(reference: str) -> ModelReference:
-    """Read a reference to a version of a model.
-
-    Raises:
-        ValueError: it is none. A slash or a question mark would change the path.
-    """
-    wanted = parse_model_reference(reference)
-    if wanted is None:
-        detail = f"{reference!r} is no reference to a model: write name, name@alias or name:version"
-        raise ValueError(detail)
-    return wanted
 
 
 def _checked(name: str) -> str:

@@ -72,6 +72,10 @@ class Job(Controlled, JobLog):
     directions: dict[str, Literal["min", "max"]]
     """Whether the min or the max of a metric in ``summary`` is its best value. Has no entry for
     metrics whose name does not imply a direction."""
+    serving: dict[str, Any] | None
+    """What a serve job serves: ``models``, and its traffic: ``requests``, ``requests_per_s``,
+    ``latency_ms``, ``queue_ms``, ``waiting``, ``answered``, ``refused``, ``failed``, ``shadows``.
+    None for jobs of other kinds."""
     last_seq: int
     """The ``seq`` of the newest event."""
     warnings: list[dict[str, Any]]
@@ -118,6 +122,26 @@ class Job(Controlled, JobLog):
                     bar.show_card(self._card())
                 if self.has_ended:
                     break
+        self.raise_if_unsuccessful()
+        return self
+
+    def wait_ready(self, timeout: float | None = None) -> "Job":
+        """Wait until the serve job answers requests.
+
+        Args:
+            timeout: seconds to wait. Default: no limit.
+
+        Raises:
+            JobFailed: the job failed. The message has the reason.
+            JobCancelled: the job was canceled.
+            WaitTimeout: the job does not answer requests yet. It is not canceled.
+            ValueError: the job is of another kind.
+        """
+        if self.kind != "serve":
+            raise ValueError(f"{self.id} is a job of kind {self.kind}: only serve jobs get ready")
+        for _ in self._changes(timeout, "answer requests"):
+            if self.has_ended or (self.serving and self.serving["models"]):
+                break
         self.raise_if_unsuccessful()
         return self
 

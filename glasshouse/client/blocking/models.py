@@ -2,15 +2,18 @@
 """Published models: ``client.models``, and models and their versions as client objects."""
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from glasshouse.client.blocking.job import Job
+from glasshouse.client.blocking.prediction import predict
 from glasshouse.client.blocking.records import Checkpoint, Record
 from glasshouse.client.blocking.resources import Resource
 from glasshouse.client.blocking.transport import Transport
-from glasshouse.client.connection.requests import id_in_path
+from glasshouse.client.connection.requests import id_in_path, model_in_path
+from glasshouse.client.data.predictions import Prediction
+from glasshouse.client.training.specs import PredictOptions
 from glasshouse.errors import APIError
-from glasshouse.spec.model_names import LATEST, ModelReference, parse_model_reference
+from glasshouse.spec.model_names import LATEST, parse_model_reference
 
 
 class ModelVersion(Record):
@@ -46,6 +49,12 @@ class ModelVersion(Record):
         """The path of the version under ``/api/v1``."""
         return f"/models/{self.model}/versions/{self.version}"
 
+    def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        """Run this version, which a serve job must serve: see `Client.predict`."""
+        return predict(self._transport, self.id, inputs, rows, options)
+
 
 class Model(Record):
     """A published model: numbered versions under a name, and aliases that name a version."""
@@ -56,6 +65,9 @@ class Model(Record):
     num_versions: int
     aliases: dict[str, int]
     """By alias, the number of the version that it names."""
+    served_by: list[dict[str, Any]]
+    """The serve jobs that name the model: ``job``, ``reference``, ``version`` and ``state``. The
+    version is None while no process of the job runs."""
     created_at: str
     updated_at: str
     links: dict[str, str]
@@ -76,6 +88,12 @@ class Model(Record):
             detail = f"a list has models without their versions: client.models.get({self.name!r})"
             raise APIError(detail)
         return [ModelVersion(self._transport, entry) for entry in self.data["versions"]]
+
+    def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> Prediction:
+        """Run the newest version, which a serve job must serve: see `Client.predict`."""
+        return predict(self._transport, self.name, inputs, rows, options)
 
 
 class Models(Resource):
@@ -113,7 +131,7 @@ class Models(Resource):
 
     def version(self, reference: str) -> ModelVersion:
         """Fetch one version: ``"mnist"`` (the newest), ``"mnist@production"`` or ``"mnist:3"``."""
-        wanted = _parsed(reference)
+        wanted = model_in_path(reference)
         path = f"/models/{wanted.name}/versions/{wanted.version or LATEST}"
         return ModelVersion(self._transport, self._transport.get(path))
 
@@ -166,19 +184,6 @@ def checkpoint_of(transport: Transport, reference: str) -> Checkpoint:
     version = Models(transport).version(reference)
     data = transport.get(f"/checkpoints/{version.checkpoint}")
     return Checkpoint(transport, data)
-
-
-def _parsed(reference: str) -> ModelReference:
-    """Read a reference to a version of a model.
-
-    Raises:
-        ValueError: it is none. A slash or a question mark would change the path.
-    """
-    wanted = parse_model_reference(reference)
-    if wanted is None:
-        detail = f"{reference!r} is no reference to a model: write name, name@alias or name:version"
-        raise ValueError(detail)
-    return wanted
 
 
 def _checked(name: str) -> str:

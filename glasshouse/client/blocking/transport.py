@@ -2,6 +2,7 @@
 """The HTTP transport: authentication, timeouts, retries and error classes."""
 
 import platform
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from glasshouse.client.connection.requests import (
     address_of,
     backoff,
     status_error,
+    timed,
     wait_after,
     with_json,
 )
@@ -179,17 +181,18 @@ class Transport:
 
     def _send_with_retries(self, request: Request) -> httpx2.Response:
         attempt = 0
+        until = None if request.within_s is None else time.monotonic() + request.within_s
         while True:
             try:
-                return self._send_once(request)
+                return self._send_once(timed(request, until))
             except APIStatusError as error:
                 wait_s = wait_after(error, attempt)
-                if wait_s is None or attempt >= self.max_retries:
+                if wait_s is None or attempt >= self.max_retries or _is_late(until, wait_s):
                     raise
             except APIConnectionError:
-                if attempt >= self.max_retries:
-                    raise
                 wait_s = backoff(attempt)
+                if attempt >= self.max_retries or _is_late(until, wait_s):
+                    raise
             self._sleep(wait_s)
             attempt += 1
 
@@ -221,3 +224,8 @@ class Transport:
             return APITimeoutError(f"{self.address.url} did not respond in time ({reason})")
         hint = ". Is it running? Start it with 'glasshouse up'" if self.address.is_local else ""
         return APIConnectionError(f"{self.address.url} is unreachable ({reason}){hint}")
+
+
+def _is_late(until: float | None, wait_s: float) -> bool:
+    """Whether the next try would begin after the time of the whole request."""
+    return until is not None and time.monotonic() + wait_s >= until

@@ -6,6 +6,7 @@ only if the problem has ``retryable``. A creating POST sends the same Idempotenc
 
 import random
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,15 @@ import httpx2
 
 from glasshouse import jsonio
 from glasshouse.errors import APIStatusError
+from glasshouse.spec.model_names import ModelReference, parse_model_reference
 
 API = "/api/v1"
 MAX_RETRY_AFTER_S = 120.0
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 8.0
+ANSWER_S = 5.0
+"""How much longer than the service the client waits for its answer that the time is up."""
+_LEAST_S = 0.001
 _ALWAYS_RETRIED = frozenset({408, 429, 502, 504})
 _RETRIED_IF_RETRYABLE = frozenset({409, 503})
 
@@ -47,12 +52,24 @@ class Request:
     body: Body | None = None
     timeout_s: float | None = None
     """The read timeout, in seconds. None: the timeout of the client."""
+    within_s: float | None = None
+    """The time of all tries together, in seconds. Each sends what is left as ``timeout_s``, so that
+    the service does not compute what nobody waits for. None: no limit."""
 
     @classmethod
     def creating(cls, path: str, body: Body, media_type: str, params: Params) -> "Request":
         """Build a POST with an idempotency key, which creates one resource even if retried."""
         headers = {"Content-Type": media_type, "Idempotency-Key": uuid.uuid4().hex}
         return cls("POST", path, params, headers, body)
+
+
+def timed(request: Request, until: float | None) -> Request:
+    """Return the request for a try that must end ``until``, by ``time.monotonic``."""
+    if until is None:
+        return request
+    left_s = max(_LEAST_S, until - time.monotonic())
+    params = {**request.params, "timeout_s": round(left_s, 3)}
+    return replace(request, params=params, timeout_s=left_s + ANSWER_S)
 
 
 def backoff(attempt: int) -> float:
@@ -95,6 +112,19 @@ def id_in_path(name: str, what: str) -> str:
     if what == "dataset":
         more = f". To use a file, upload it: client.datasets.upload({name!r})"
     raise ValueError(f"{name!r} is not a valid {what} id{more}")
+
+
+def model_in_path(reference: str) -> ModelReference:
+    """Read a reference to a version of a model that becomes part of a path.
+
+    Raises:
+        ValueError: it is none. A slash or a question mark would change the path.
+    """
+    wanted = parse_model_reference(reference)
+    if wanted is None:
+        detail = f"{reference!r} is no reference to a model: write name, name@alias or name:version"
+        raise ValueError(detail)
+    return wanted
 
 
 def status_error(response: httpx2.Response) -> APIStatusError:

@@ -14,7 +14,13 @@ from pydantic import BaseModel
 
 from glasshouse.client.modules import is_module
 from glasshouse.client.training.probe_specs import as_probe
-from glasshouse.client.training.specs import Document, JobOptions, TrainOptions, as_document
+from glasshouse.client.training.specs import (
+    Document,
+    JobOptions,
+    ServeOptions,
+    TrainOptions,
+    as_document,
+)
 from glasshouse.spec.presets import PRESETS
 from glasshouse.suggestions import did_you_mean, either
 
@@ -91,6 +97,31 @@ def diagnose_spec(
     if sizes_bytes is not None:
         spec["sizes_bytes"] = list(sizes_bytes)
     return spec
+
+
+def serve_spec(models: Any, options: ServeOptions) -> Document:
+    """The spec of a serve job from the arguments of `Client.serve`.
+
+    Raises:
+        TypeError, ValueError: the device is set twice, or its name is invalid.
+    """
+    settled: Document = dict(options)
+    settle_device(settled)
+    several = list(cast("Sequence[Any]", models if isinstance(models, (list, tuple)) else [models]))
+    entries: list[Any] = [
+        one if isinstance(one, (str, Mapping, BaseModel)) else reference_of(one) for one in several
+    ]
+    return as_document({"kind": "serve", "models": entries, **settled})
+
+
+def reference_of(model: Any) -> str:
+    """The reference to a model or a version of one, which are objects of the client."""
+    data: Mapping[str, Any] = getattr(model, "data", {})
+    if data.get("object") == "model_version":
+        return f"{data['model']}:{data['version']}"
+    if data.get("object") == "model":
+        return str(data["name"])
+    raise TypeError(f"models: pass a model, a version or a reference instead of {_shown(model)}")
 
 
 def device_of(text: str) -> Document:

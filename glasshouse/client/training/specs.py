@@ -57,6 +57,37 @@ class EvaluateOptions(JobOptions, total=False):
     """Number of worst samples. Default: 20."""
 
 
+class PredictOptions(TypedDict, total=False):
+    """Options of `Client.predict`, `Model.predict` and `ModelVersion.predict`."""
+
+    outputs: Sequence[str] | str | None
+    """The layers to return. Default: the network's outputs."""
+    fields: Sequence[ResultField] | ResultField | None
+    """Any of ``value``, ``id`` (the argmax), ``prob`` (its probability) and ``top_k``. Default:
+    ``value``; also ``id`` and ``prob`` for the scores of a classifier."""
+    top_k: int | None
+    """Number of classes of the field ``top_k``, which is then also returned."""
+    timeout: float | None
+    """Seconds for the whole request with its retries. Default: that of the service for each try."""
+    priority: int | None
+    """Requests with a higher priority are computed first. Default: 0."""
+
+
+class ServeOptions(JobOptions, total=False):
+    """Options of `Client.serve`, as in a spec."""
+
+    replicas: Any
+    """``{"min": 0, "max": 1}``. With ``min`` 0 the job is paused while no request comes."""
+    max_queue: int
+    """The most requests that wait. Default: 256."""
+    max_batch_size: int
+    """The most rows that are computed at once. Default: 64."""
+    max_delay_ms: float
+    """How long a batch that is not full waits for more requests. Default: 0."""
+    idle_s: float
+    """Seconds without a request after which the job is paused, with ``min`` 0. Default: 300."""
+
+
 class TrainOptions(JobOptions, total=False):
     """Options of `Client.train`. Unless noted, an unset option has the default of the service."""
 
@@ -325,6 +356,25 @@ def _by_field(inputs: Any, spec: Document) -> dict[str, Any]:
     if len(names) != 1:
         raise ValueError(f"the network has several inputs: pass a dict of {', '.join(names)}")
     return {names[0]: inputs}
+
+
+def wanted_of(options: PredictOptions) -> Document:
+    """``outputs``, ``fields`` and ``top_k`` of a prediction, those that are set.
+
+    Raises:
+        TypeError: an option is unknown.
+    """
+    unknown = sorted(set(options) - set(PredictOptions.__annotations__))
+    if unknown:
+        listed = ", ".join(PredictOptions.__annotations__)
+        raise TypeError(f"predict() got unknown options {', '.join(unknown)}; there are: {listed}")
+    found: Document = {}
+    for name in ("outputs", "fields"):
+        if (given := options.get(name)) is not None:
+            found[name] = [given] if isinstance(given, str) else list(given)
+    if (top_k := options.get("top_k")) is not None:
+        found["top_k"] = int(top_k)
+    return found
 
 
 def _normalize(options: TrainOptions) -> Document:

@@ -48,9 +48,9 @@ class Devices(Spec):
     on CUDA they launch kernels and prepare batches. Requires ``type`` ``cpu`` or ``cuda``. Default
     on CPU cores: at least one, and those that no other job needs, so the number changes as jobs
     come and leave; for ``infer`` and ``evaluate`` jobs, half of the worker's cores if they are
-    free, at least one. Default on CUDA: one torch thread, and cores for it and for each of
-    ``data.workers``, but no more than the worker has; for ``infer`` and ``evaluate`` jobs, one core
-    if it is free. Example: ``4``."""
+    free, at least one; for ``serve`` jobs, one core with one torch thread. Default on CUDA: one
+    torch thread, and cores for it and for each of ``data.workers``, but no more than the worker
+    has; for ``infer`` and ``evaluate`` jobs, one core if it is free. Example: ``4``."""
     worker: str | None = Constraint(default=None, min_length=1, max_length=200)
     """The name of the worker to run on. Default: any worker. Example: ``"host-a"``."""
     min_memory_gib: PositiveFloat | None = Constraint(default=None, le=1_000_000)

@@ -37,10 +37,10 @@ PublishedName = Annotated[
 
 
 class OtherVersion(Spec):
-    """Another version of a model, which gets a part of its requests."""
+    """Another version of a model, which gets a share of its requests."""
 
     model: PublishedName
-    """The version. Example: ``"mnist@candidate"``."""
+    """The version, of the same model. Example: ``"mnist@candidate"``."""
     share: float = Constraint(gt=0, le=1)
     """The share of requests, drawn at random for each. Example: ``0.05``."""
 
@@ -49,15 +49,16 @@ class ServedModel(Spec):
     """A published model to serve."""
 
     model: PublishedName
-    """``mnist`` serves the newest version, ``mnist@production`` the one that the alias names, and
-    both change when a version is published or the alias moves. ``mnist:3`` stays. Example:
-    ``"mnist@production"``."""
+    """``mnist`` serves the newest version and ``mnist@production`` the one that the alias names;
+    when a version is published or the alias moves, the job changes to the other version without
+    losing a request. ``mnist:3`` always serves version 3. Example: ``"mnist@production"``."""
     canary: OtherVersion | None = None
     """A version that answers a share of the requests; each response names the version that
     answered. Default: none. Example: ``{"model": "mnist@candidate", "share": 0.05}``."""
     shadow: OtherVersion | None = None
-    """A version that also computes a share of the requests, after they were answered. Only the
-    differences are reported. Default: none. Example: ``{"model": "mnist:4", "share": 0.1}``."""
+    """A version that also computes a share of the requests, after they were answered and while the
+    queue is not busy. Clients never get its outputs; ``serving.shadows`` of the job has how they
+    differ. Default: none. Example: ``{"model": "mnist:4", "share": 0.1}``."""
 
 
 def _form_of(value: object) -> str:
@@ -71,13 +72,17 @@ Entry = Annotated[
 
 
 class Replicas(Spec):
-    """How many processes serve the models; each has all of them and its own device."""
+    """How many replicas serve the models.
+
+    A replica is a process with all models and its own device.
+    """
 
     min: int = Constraint(default=1, ge=0, le=MAX_REPLICAS)
     """The fewest. With ``0`` the job is paused when no request came for ``idle_s``, and the next
-    request resumes it."""
+    request resumes it and waits for it."""
     max: int = Constraint(default=1, ge=1, le=MAX_REPLICAS)
-    """The most."""
+    """The most. More than one is not supported yet: submit several serve jobs, whose models may be
+    the same."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -88,9 +93,9 @@ class Replicas(Spec):
 
 
 class ServeJob(Job):
-    """Serves published models: ``POST /models/{name}/predict`` and ``/v2``.
+    """Serves published models: answers ``POST /models/{name}/predict`` and ``/v2``.
 
-    It runs until it is cancelled.
+    It runs until it is canceled.
     """
 
     kind: Literal["serve"]
@@ -100,15 +105,17 @@ class ServeJob(Job):
     replicas: Replicas = Replicas()
     """The number of processes. Default: one. Example: ``{"min": 0, "max": 1}``."""
     max_queue: int = Constraint(default=256, ge=1, le=100_000)
-    """The most requests that wait in a replica. More are refused with 429 and ``Retry-After``."""
+    """The most requests that wait in a replica. Further ones are refused with 429 ``queue_full``
+    and ``Retry-After``."""
     max_batch_size: int = Constraint(default=64, ge=1, le=65_536)
-    """The most rows that the network computes at once, from several requests together."""
+    """The most rows that the network computes at once, of several requests together. Requests with
+    more rows are computed in parts."""
     max_delay_ms: NonNegativeFloat = Constraint(default=0.0, le=10_000)
-    """How long a batch that is not full waits for more requests. With ``0`` it never waits:
-    requests that come while the network computes are the next batch."""
+    """How long a batch that is not full waits for more requests, in milliseconds. With ``0`` it
+    never waits: the requests that come while the network computes are the next batch."""
     idle_s: PositiveFloat | None = None
     """Seconds without a request after which a replica above ``replicas.min`` stops. Requires
-    ``replicas.min`` below ``replicas.max`` or of 0. Default: 300. Example: ``60``."""
+    ``replicas.min`` below ``replicas.max``, such as 0. Default: 300. Example: ``60``."""
     retry: Retry = Retry(max_restarts=1000)
     """Automatic restarts of a replica whose process, worker or device fails."""
     on_stall: Literal["warn", "restart", "fail"] = "restart"

@@ -22,9 +22,9 @@ LEASE_S, PAUSE_S = 2, 6
 GIVING_UP = ("return.commit", "return.committed", "sweep.commit", "sweep.committed")
 """A worker that starts again, and one that finds another's loss, come by here. Those of the API are
 in ``tests/integration/api/test_failpoints.py``."""
-OF_OTHERS = ("checkpoint.part", "infer.part_stored")
-"""Only jobs of several processes (``test_rank_faults.py``) and inferences
-(``test_inferring.py``) come by here."""
+OF_OTHERS = ("checkpoint.part", "infer.part_stored", "serve.listening")
+"""Only jobs of several processes (``test_rank_faults.py``), inferences (``test_inferring.py``) and
+serve jobs come by here."""
 OFTEN = ("spool.write", "ship", "capture", "artifact.rename", "artifact.stored", "checkpoint")
 """Points that an attempt comes by again and again: the second time is the more telling one."""
 VARIABLES = {"RETRY_MAX_S": "0.3", "LEASE_S": str(LEASE_S), "HEARTBEAT_S": "0.3"}

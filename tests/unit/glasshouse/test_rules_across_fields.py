@@ -22,6 +22,7 @@ BODIES: TypeAdapter[Any] = TypeAdapter(JobSpec | UploadedNetwork)
 INFER: dict[str, Any] = {"kind": "infer", "checkpoint": "ckpt_1", "data": {"dataset": "ds"}}
 EVALUATE: dict[str, Any] = {**INFER, "kind": "evaluate"}
 DIAGNOSE: dict[str, Any] = {"kind": "diagnose", "parallel": {"processes": 2}}
+SERVE: dict[str, Any] = {"kind": "serve", "models": ["mnist@production"]}
 UPLOAD: dict[str, Any] = {
     "kind": "upload",
     "network": {"layers": [{"name": "x", "type": "Linear"}]},
@@ -535,6 +536,49 @@ CASES: dict[str, Broken] = {
         ("set parallel.processes",),
         DIAGNOSE,
     ),
+    # a service of models
+    "a model twice": Broken(
+        {"models": ["mnist", "mnist:1", "mnist"]},
+        "/models/2",
+        ("'mnist'", "twice", "list each model once"),
+        SERVE,
+    ),
+    "a canary of another model": Broken(
+        {"models": [{"model": "mnist", "canary": {"model": "digits:2", "share": 0.5}}]},
+        "/models/0/canary/model",
+        ("'digits:2'", "'mnist'", "another version"),
+        SERVE,
+    ),
+    "a shadow of another model": Broken(
+        {"models": ["a", {"model": "b@x", "shadow": {"model": "a", "share": 1}}]},
+        "/models/1/shadow/model",
+        ("'a'", "'b@x'", "another version of 'b'"),
+        SERVE,
+    ),
+    "a service on two devices": Broken(
+        {"devices": {"type": "cuda", "count": 2}},
+        "/devices/count",
+        ("2 devices", "each replica", "ask for one"),
+        SERVE,
+    ),
+    "a service with an end": Broken(
+        {"timeout_s": 60}, "/timeout_s", ("timeout_s (60)", "remove it"), SERVE
+    ),
+    "fewer replicas than the fewest": Broken(
+        {"replicas": {"min": 2, "max": 1}},
+        "/replicas/min",
+        ("min (2)", "max (1)", "set max to at least 2"),
+        SERVE,
+    ),
+    "several replicas": Broken(
+        {"replicas": {"max": 2}},
+        "/replicas/max",
+        ("(2)", "set max to 1", "several serve jobs"),
+        SERVE,
+    ),
+    "idle replicas that stay": Broken(
+        {"idle_s": 60}, "/idle_s", ("idle_s (60)", "set replicas.min to 0", "remove idle_s"), SERVE
+    ),
     # an inference
     "neither checkpoint nor job": Broken(
         {"checkpoint": None}, "/checkpoint", ("exactly one of checkpoint, job", "none"), INFER
@@ -880,8 +924,13 @@ def broken(case: Broken) -> tuple[dict[str, Any], ValidationError]:
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_a_broken_rule_names_field_value_and_fix(case: Broken):
     body = merged(case.body, case.change)
-    models = {"train": spec.TrainJob, "infer": spec.InferJob, "diagnose": spec.DiagnoseJob}
-    model = {**models, "evaluate": spec.EvaluateJob, "upload": UploadedNetwork}[body["kind"]]
+    models: dict[str, Any] = {
+        "train": spec.TrainJob,
+        "infer": spec.InferJob,
+        "diagnose": spec.DiagnoseJob,
+    }
+    models |= {"evaluate": spec.EvaluateJob, "serve": spec.ServeJob, "upload": UploadedNetwork}
+    model = models[body["kind"]]
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(body))
     (problem,) = problems_in(caught.value.errors(include_url=False), body, model)
@@ -890,7 +939,7 @@ def test_a_broken_rule_names_field_value_and_fix(case: Broken):
 
 
 def test_the_bodies_are_right_without_the_change():
-    for body in (TRAIN, INFER, EVALUATE, DIAGNOSE):
+    for body in (TRAIN, INFER, EVALUATE, DIAGNOSE, SERVE):
         BODIES.validate_json(json.dumps(body))
 
 
@@ -912,7 +961,7 @@ def test_every_rule_is_broken_by_an_example():
 def test_no_rule_points_at_the_whole():
     """What reads one value may raise a plain ``ValueError``: pydantic knows its field."""
     of_one_value = {"size_of", "_check_known", "_reject_nonfinite"}
-    of_one_value |= {"check_model_name", "check_alias"}
+    of_one_value |= {"check_model_name", "check_alias", "_check_reference"}
     for path in SPEC.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef) or function.name in of_one_value:

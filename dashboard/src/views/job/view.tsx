@@ -46,7 +46,7 @@ function useTitle(job: Job | null): void {
 }
 
 const NAMES: Record<string, string> = { overview: "Overview", inside: "Inside", logs: "Logs", events: "Events", checkpoints: "Checkpoints", predictions: "Predictions", spec: "Spec" };
-const OF_KIND: Record<Job["kind"], readonly string[]> = { train: ["inside", "checkpoints"], infer: ["predictions"], evaluate: [], diagnose: [] };
+const OF_KIND: Record<Job["kind"], readonly string[]> = { train: ["inside", "checkpoints"], infer: ["predictions"], evaluate: [], serve: [], diagnose: [] };
 const OF_SOME = Object.values(OF_KIND).flat();
 
 function Tabs({ job, tab }: { job: Job; tab: string }) {

@@ -1,0 +1,34 @@
+"""What is shown of a serve job: its models and its traffic."""
+
+from typing import Any
+
+from glasshouse.cli.terminal import output
+from glasshouse.cli.terminal.output import figure
+
+
+def show(job: dict[str, Any]) -> None:
+    """Print what a serve job serves, and its traffic."""
+    serving: dict[str, Any] | None = job.get("serving")
+    if serving is None:
+        return
+    output.line("")
+    if not serving["models"]:
+        output.line("No process of the job answers requests now.")
+    rows = [[one["reference"], one["model"], one["version"]] for one in serving["models"]]
+    if rows:
+        output.table(["reference", "model", "version"], rows, numbers={"version"})
+    facts: dict[str, Any] = {
+        "requests": f"{serving['requests']}, now {figure(serving['requests_per_s'])}/s",
+        "waiting": serving["waiting"],
+    }
+    for key, title in (("latency_ms", "latency"), ("queue_ms", "in the queue")):
+        if (times := serving[key]) is not None:
+            facts[title] = f"p50 {figure(times['p50'])} ms, p99 {figure(times['p99'])} ms"
+    for key in ("answered", "refused", "failed"):
+        if counts := serving[key]:
+            facts[key] = ", ".join(f"{name} {count}" for name, count in counts.items())
+    for version, found in serving["shadows"].items():
+        same = f"{found['same_classes']} of {found['requests']} with the same classes"
+        facts[f"shadow {version}"] = f"{same}, largest difference {figure(found['max_difference'])}"
+    output.line("")
+    output.facts(facts)

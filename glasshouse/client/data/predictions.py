@@ -1,0 +1,164 @@
+"""What served models answer. Makes no requests."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from glasshouse import jsonio
+from glasshouse.client.data.predict_bodies import SAFETENSORS, listed
+from glasshouse.client.data.tensors import Array, read_outputs
+from glasshouse.errors import APIError
+
+NON_FINITE = "glasshouse-non-finite"
+_TIMING = re.compile(r"(\w+);dur=([\d.]+)")
+_CLASSES = ("class", "id")
+
+
+class Prediction:
+    """What a served model computed for the rows of one request.
+
+    ``prediction["fc"]`` is the value of the layer ``fc``, ``prediction["fc/class"]`` the predicted
+    class of each row.
+    """
+
+    outputs: dict[str, Array | list[Array]]
+    """Arrays by ``<layer>/<field>``, with one entry per row. Of an output with a value per step
+    whose rows differ in length: a list with an array for each row."""
+    model: str
+    """The name of the model."""
+    version: int
+    """The number of the version that answered."""
+    timing: dict[str, float]
+    """``queue_ms``, the time in which the request waited, and ``compute_ms``."""
+    non_finite: tuple[str, ...]
+    """The names of the outputs that have NaN or Inf."""
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Array | list[Array]],
+        *,
+        model: str,
+        version: int,
+        timing: Mapping[str, float],
+        non_finite: Sequence[str] = (),
+    ) -> None:
+        self.outputs, self.model, self.version = dict(outputs), model, version
+        self.timing, self.non_finite = dict(timing), tuple(non_finite)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an output by ``<layer>/<field>``, or the value of a layer by its name.
+
+        Raises:
+            KeyError: there is no such output.
+        """
+        for key in (name, f"{name}/value"):
+            if key in self.outputs:
+                return self.outputs[key]
+        raise KeyError(f"there is no output {name!r}; there are: {', '.join(self.outputs)}")
+
+    @property
+    def classes(self) -> Any:
+        """The predicted class of each row: its name, or its number if the classes have no names.
+
+        Of the first output that has classes. For others: ``prediction["<layer>/class"]``.
+
+        Raises:
+            AttributeError: no output has ``id``: the model is no classifier, or ``fields`` left it
+                out.
+        """
+        for title in _CLASSES:
+            for name, array in self.outputs.items():
+                if name.endswith(f"/{title}"):
+                    return array
+        found = ", ".join(self.outputs)
+        raise AttributeError(f"no output has classes (there are: {found}); ask for fields=['id']")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as a JSON-like document."""
+        return {
+            "outputs": {name: listed(found) for name, found in self.outputs.items()},
+            "model": self.model,
+            "version": self.version,
+            "non_finite": list(self.non_finite),
+            "timing": self.timing,
+        }
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{name} {'rows' if isinstance(found, list) else list(found.shape)}"
+            for name, found in self.outputs.items()
+        )
+        return f"Prediction({self.model}:{self.version}, {shown})"
+
+
+def read_prediction(content: bytes, headers: Mapping[str, str]) -> Prediction:
+    """Decode a response.
+
+    Raises:
+        APIError: it is no prediction.
+    """
+    kind = headers.get("content-type", "").partition(";")[0]
+    try:
+        if kind == SAFETENSORS:
+            outputs = _of_tensors(content)
+            names = [name.strip() for name in headers.get(NON_FINITE, "").split(",") if name]
+        else:
+            document = jsonio.loads(content)
+            names = document.get("non_finite", [])
+            outputs = {
+                name: _read(item, is_finite=name not in names)
+                for name, item in document["outputs"].items()
+            }
+        model, _, version = headers["x-model-version"].rpartition(":")
+        timed = _TIMING.findall(headers.get("server-timing", ""))
+        timing = {f"{name}_ms": float(ms) for name, ms in timed}
+        return Prediction(
+            outputs, model=model, version=int(version), timing=timing, non_finite=names
+        )
+    except (KeyError, TypeError, ValueError) as cause:
+        shown = kind or "no media type"
+        raise APIError(f"the response ({shown}) is not a prediction: {cause!r:.200}") from cause
+
+
+def _of_tensors(content: bytes) -> dict[str, Array | list[Array]]:
+    """Outputs of a safetensors file. Those with a value per step are padded there."""
+    arrays = read_outputs(content)
+    found: dict[str, Array | list[Array]] = {}
+    for name, array in arrays.items():
+        layer, _, title = name.rpartition("/")
+        lengths = arrays.get(f"{layer}/lengths")
+        if title == "lengths":
+            continue
+        found[name] = array if lengths is None else _cut(array, lengths)
+    return found
+
+
+def _cut(array: Array, lengths: Array) -> Array | list[Array]:
+    """The steps of each row, without padding."""
+    sizes = [int(size) for size in lengths]
+    if len(set(sizes)) == 1:
+        return array[:, : sizes[0]]
+    return [row[:size] for row, size in zip(array, sizes, strict=True)]
+
+
+def _read(value: Any, *, is_finite: bool) -> Array | list[Array]:
+    """Convert nested lists of a JSON response to an array; of ragged rows to one for each row."""
+    numbers = value if is_finite else _numbers(value)
+    try:
+        return _array(numbers)
+    except ValueError:
+        return [_array(row) for row in numbers]
+
+
+def _array(value: Any) -> Array:
+    array = np.array(value)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _numbers(value: Any) -> Any:
+    """Replace the names of NaN and Inf in nested lists by the numbers."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in cast("list[Any]", value)]
+    return jsonio.number(value)
