@@ -15,6 +15,7 @@ State = Literal[
 ]
 STATES: tuple[State, ...] = get_args(State)
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
+OPEN = frozenset(STATES) - ENDED
 LIVE = frozenset({"starting", "running", "pausing", "cancelling"})
 """An attempt holds devices. A paused job has not ended and holds no devices."""
 

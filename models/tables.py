@@ -502,6 +502,11 @@ class Replica(Table):
     traffic: Mapped[dict[str, Any]]
     """The newest counts of its requests."""
     updated_at: Mapped[datetime]
+    """By the database's clock."""
+    parent: Mapped[str | None] = mapped_column(index=True)
+    """The serve job that it is a further replica of. NULL: it is the first replica of its own."""
+    scaling: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    """Of a serve job with children: see ``ReplicaGroup.scaling``."""
 
 
 class JobArtifact(Table):

@@ -21,7 +21,7 @@ from models.database import lock_at_most
 from models.fleet import heartbeats
 from models.fleet.heartbeats import MISSED_CANARIES
 from models.fleet.notifier import worker_queue
-from models.jobs import attempts, leases
+from models.jobs import attempts, leases, scaling
 from models.jobs.endings import FATES, ExitKind
 from models.jobs.leases import Claim
 from worker import dispatch as dispatching
@@ -100,7 +100,7 @@ class Sweep:
     def __call__(self) -> None:
         """Sweep once."""
         self._note_health()
-        for part in (self._serve_queue, self._begin_waiting, self._end_lost):
+        for part in (self._scale, self._serve_queue, self._begin_waiting, self._end_lost):
             try:
                 part()
             except AWAY as error:
@@ -138,6 +138,24 @@ class Sweep:
             return False
         tolerance_s = min(_SLOW_S, self._context.settings.lease_s / 2)
         return abs(_beginning_s(time_ms) - self._clock_began_s) > tolerance_s
+
+    def _scale(self) -> None:
+        """Create and cancel replicas of serve jobs."""
+        context = self._context
+        with context.database.read() as tx:
+            due = scaling.due(tx)
+        for job_id in due:
+            decision = None
+            with contextlib.suppress(TransactionConflict), context.database.write() as tx:
+                lock_at_most(tx, _SLOW_S / 2)
+                decision = scaling.scale(tx, job_id, context.settings)
+            if decision is None or not decision.acts:
+                continue
+            _log.info("scaled", job=job_id, created=decision.create, cancelled=decision.cancel)
+            for changed in (job_id, *decision.cancel):
+                context.notifier.job_changed(changed)
+            if decision.create:
+                context.dispatch()
 
     def _serve_queue(self) -> None:
         """Dispatch queued jobs for all workers: one worker does so in each interval."""

@@ -299,7 +299,7 @@ def _served(route: Route, reference: str) -> str | None:
 def _is_wanted(route: Route, reference: str) -> bool:
     """Return whether a serve job serves a reference while it runs."""
     entries = (one if isinstance(one, str) else one["model"] for one in route.spec["models"])
-    return reference in entries and route.state != "cancelling"
+    return reference in entries and route.parent is None and route.state != "cancelling"
 
 
 def _too_late(reference: str) -> PredictionTimeout:

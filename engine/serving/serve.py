@@ -124,9 +124,13 @@ class _Replica:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the replica may stop because no request came."""
+        """Whether the replica may stop because no request came.
+
+        Among several replicas the service decides, which knows of all of them.
+        """
         idle_s = DEFAULT_IDLE_S if self._job.idle_s is None else self._job.idle_s
-        return self._job.replicas.min == 0 and self._traffic.idle_s > idle_s
+        is_only = self._job.replicas.min == 0 and self._job.replicas.max == 1
+        return is_only and self._traffic.idle_s > idle_s
 
     def turn(self, control: RunControl) -> None:
         """Answer the next batch, if one comes soon; then hear what changed."""
@@ -177,7 +181,9 @@ class _Replica:
             answers.append(partial(request.answer, *self._encoded(request, columns, timing)))
             self._traffic.count(request, queued_s, compute_s)
         self.listener.send(answers)
-        self._requests.took(len(batch), time.monotonic() - started)
+        took_s = time.monotonic() - started
+        self._requests.took(len(batch), took_s)
+        self._traffic.worked(took_s)
 
     def _encoded(
         self, request: Pending, columns: dict[str, Column], timing: dict[str, float]

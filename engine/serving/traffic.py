@@ -31,6 +31,7 @@ class Traffic:
         self._shadows: dict[str, dict[str, float]] = {}
         self._times: list[tuple[float, float]] = []
         self._reported = 0
+        self._worked_s = 0.0
 
     @property
     def idle_s(self) -> float:
@@ -42,6 +43,10 @@ class Traffic:
         name = request.version.name
         self._answered[f"{name.model}:{name.version}"] += 1
         self._times.append((queued_s, queued_s + compute_s))
+
+    def worked(self, seconds: float) -> None:
+        """Count the time that a batch took, with the encoding of its answers."""
+        self._worked_s += seconds
 
     def failed(self, request: Pending) -> None:
         """Count a request on which the network failed."""
@@ -90,6 +95,7 @@ class Traffic:
             "failed": dict(self._failed),
             "refused": dict(listener.num_refused),
             "waiting": num_waiting,
+            "busy": round(min(1.0, self._worked_s / seconds), 4),
             "idle_s": round(at - self._requested_at, 3),
         }
         if self._shadows:
@@ -102,6 +108,7 @@ class Traffic:
         self._out.emit(record)
         self._out.flush()
         self._times.clear()
+        self._worked_s = 0.0
         self._reported, self._reported_at = listener.num_received, at
 
 

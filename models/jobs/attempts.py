@@ -9,6 +9,7 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session, undefer_group
 
 from glasshouse.errors import CrashLoop, WorkerLost
+from glasshouse.spec.jobs.serve_job import IDLE
 from models.database import database_time, now_ms
 from models.jobs import checkpoints, commands, endings, leases, pausing, replicas
 from models.jobs.checkpoints import SCRATCH, RefusedCheckpoint, StartPoint
@@ -258,13 +259,13 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     """
     row = tx.execute(
         select(Job.state, Job.infra_failures, Job.failed_at_step, Job.cancel_requested_at)
-        .add_columns(Job.resolved)
+        .add_columns(Job.resolved, Job.state_reason)
         .where(Job.id == claim.job, Job.fence == claim.fence, Job.state.in_(LIVE))
         .with_for_update()
     ).one_or_none()
     if row is None:
         return False
-    before, failures, failed_at, cancelled_at, resolved = row
+    before, failures, failed_at, cancelled_at, resolved, asked = row
     saved = max(
         checkpoints.newest_step(tx, claim.job),
         outputs.num_parts(tx, claim.job),
@@ -284,6 +285,8 @@ def give_up(  # noqa: PLR0913 (how an attempt ended, and what then)
     elif target == "queued" and counted:
         reason = f"{reason}; failure {failures} of {allowed + 1} without progress"
         changes["not_before_ms"] = now_ms() + round(backoff.after_s(failures) * 1000)
+    if target == "paused" and before == "pausing" and IDLE in (asked, reason):
+        reason = asked or reason  # whether a request may resume it depends on who asked
     time = now()
     changes |= {"state": target, "state_reason": reason, "lease_expires_ms": None, "error": error}
     changes |= _left(tx, claim, target, time)

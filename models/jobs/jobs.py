@@ -215,7 +215,9 @@ def _index_labels(tx: Session, job: Job) -> None:
         tx.execute(insert(JobLabel), rows)
 
 
-def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
+def request_cancel(
+    tx: Session, job: Job, *, by: str, force: bool, reason: str = "cancelled by its owner"
+) -> Job:
     """Ask a job to stop. A queued or paused job is cancelled at once.
 
     Raises:
@@ -225,7 +227,6 @@ def request_cancel(tx: Session, job: Job, *, by: str, force: bool) -> Job:
     if before in ENDED:
         raise JobEnded(f"The job has ended: it {before}.")
     time = now()
-    reason = "cancelled by its owner"
     command = new_id("cmd")
     at_once = before in ("queued", "paused")
     if at_once:

@@ -20,8 +20,11 @@ PAUSED = "paused by its owner"
 RESUMED = "resumed by its owner"
 
 
-def request_pause(tx: Session, job: Job) -> Job:
+def request_pause(tx: Session, job: Job, *, reason: str = PAUSED) -> Job:
     """Ask a job to pause. A queued job is paused at once; a paused job stays paused.
+
+    If no request comes for a serve job, it is paused for that ``reason``, and the next request
+    resumes it. A pause by its owner replaces that reason.
 
     Raises:
         JobEnded: It has already ended.
@@ -33,14 +36,14 @@ def request_pause(tx: Session, job: Job) -> Job:
     if before == "cancelling":
         raise CannotPause("The job is being cancelled.")
     if before == "queued":
-        _move(tx, job.id, before, "paused", PAUSED, paused_at=database_time(tx))
+        _move(tx, job.id, before, "paused", reason, paused_at=database_time(tx))
     elif before in ("starting", "running"):
         if job.kind not in ("train", "infer", "serve"):
             detail = f"This job is {before} and of the kind {job.kind}, which keeps no checkpoint"
             raise CannotPause(f"{detail}: let it end, or cancel it.")
-        _move(tx, job.id, before, "pausing", PAUSED)
-    elif before == "pausing":
-        events.append(tx, job.id, [], resume_requested=False)
+        _move(tx, job.id, before, "pausing", reason)
+    else:
+        events.append(tx, job.id, [], resume_requested=False, state_reason=reason)
     tx.refresh(job)
     return job
 

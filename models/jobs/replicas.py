@@ -3,14 +3,27 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import delete, insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.orm import Session, aliased
 
 from glasshouse.spec.model_names import parse_model_reference
-from models.database import insert_into
+from models.database import database_time, insert_into
 from models.jobs.leases import Claim
-from models.state import ENDED
-from models.tables import Job, JobSpec, JobUse, Replica, now
+from models.state import OPEN
+from models.tables import Job, JobSpec, JobUse, Replica
+
+SERVING = ("queued", "starting", "running")
+"""States of a serve job whose further replicas work."""
+_EMPTY: Mapping[str, Any] = {
+    "attempt": 0,
+    "starts": 0,
+    "address": "",
+    "token": "",
+    "models": [],
+    "traffic": {},
+    "parent": None,
+    "scaling": {},
+}
 
 
 class Route(NamedTuple):
@@ -28,6 +41,8 @@ class Route(NamedTuple):
     token: str
     models: tuple[Mapping[str, Any], ...]
     """What it serves: ``reference``, ``model``, ``version`` of each."""
+    parent: str | None
+    """The serve job that it is a further replica of; None: it is the first one."""
 
 
 class Served(NamedTuple):
@@ -60,26 +75,35 @@ def served(tx: Session, owner: str | None) -> list[Served]:
 
 
 def routes(tx: Session, owner: str | None = None) -> list[Route]:
-    """Return the serve jobs that have not ended, oldest first. ``owner`` None: of all owners."""
+    """Return the serve jobs that have not ended, oldest first. ``owner`` None: of all owners.
+
+    A further replica gets no requests once its serve job is paused, cancelled or has ended.
+    """
+    first = aliased(Job)
     query = (
         select(
             Job.id, Job.owner, Job.state, Job.state_reason, Job.attempt, JobSpec.resolved, Replica
         )
+        .add_columns(first.state)
         .join(JobSpec, JobSpec.job == Job.id)
         .outerjoin(Replica, Replica.job == Job.id)
-        .where(Job.kind == "serve", Job.state.not_in(ENDED), Job.deleted_at.is_(None))
+        .outerjoin(first, first.id == Replica.parent)
+        .where(Job.kind == "serve", Job.state.in_(OPEN), Job.deleted_at.is_(None))
         .order_by(Job.id)
     )
     if owner is not None:
         query = query.where(Job.owner == owner)
     found: list[Route] = []
-    for *columns, replica in cast("Iterable[Any]", tx.execute(query)):
+    for *columns, replica, first_state in cast("Iterable[Any]", tx.execute(query)):
         job, owned_by, state, reason, attempt, spec = columns
-        if replica is None or replica.attempt != attempt or state != "running":
-            found.append(Route(job, owned_by, state, reason, spec, None, "", "", ()))
+        parent = None if replica is None else replica.parent
+        is_wanted = parent is None or first_state in SERVING
+        is_there = replica is not None and replica.attempt == attempt and state == "running"
+        if replica is None or not (is_there and is_wanted):
+            found.append(Route(job, owned_by, state, reason, spec, None, "", "", (), parent))
             continue
         where = (replica.address, replica.token, tuple(replica.models))
-        found.append(Route(job, owned_by, state, reason, spec, attempt, *where))
+        found.append(Route(job, owned_by, state, reason, spec, attempt, *where, parent))
     return found
 
 
@@ -89,17 +113,18 @@ def store(tx: Session, claim: Claim, values: Mapping[str, Any]) -> None:
     The checkpoints of the models, ``checkpoints`` of each, cannot be deleted from now on; those
     that it no longer serves can.
     """
-    changes: dict[str, Any] = {"updated_at": now()}
+    changes: dict[str, Any] = {"updated_at": database_time(tx)}
     changes |= {key: values[key] for key in ("address", "token", "traffic") if key in values}
     if "models" in values:
         known = ("reference", "model", "version")
         changes["models"] = [{key: entry[key] for key in known} for entry in values["models"]]
         used = {saved for entry in values["models"] for saved in entry["checkpoints"]}
         use(tx, claim.job, used)
-    made: dict[str, Any] = {"address": "", "token": "", "models": [], "traffic": {}, **changes}
+    made = {**_EMPTY, **changes}
     made |= {"job": claim.job, "attempt": claim.attempt, "starts": int("address" in values)}
     query = insert_into(tx, Replica).values(made)
     if "address" in values:
+        changes = {"traffic": {}, **changes}  # those of the attempt before say nothing
         changes |= {"attempt": claim.attempt, "starts": Replica.starts + 1}
     tx.execute(query.on_conflict_do_update(index_elements=["job"], set_=changes))
 
@@ -116,6 +141,17 @@ def also_use(tx: Session, job_id: str, checkpoint: str) -> None:
     """Keep another checkpoint from being deleted while a serve job loads it."""
     row = {"job": job_id, "used": checkpoint}
     tx.execute(insert_into(tx, JobUse).values(row).on_conflict_do_nothing())
+
+
+def add_child(tx: Session, job_id: str, parent: str) -> None:
+    """Note that a new job is a further replica of a serve job."""
+    own = {"job": job_id, "parent": parent, "updated_at": database_time(tx)}
+    tx.execute(insert(Replica).values({**_EMPTY, **own}))
+
+
+def note_scaling(tx: Session, job_id: str, scaling: Mapping[str, int]) -> None:
+    """Store what the next decision on the number of replicas needs to know."""
+    tx.execute(update(Replica).where(Replica.job == job_id).values(scaling=dict(scaling)))
 
 
 def num_starts(tx: Session, job_id: str) -> int:

@@ -140,6 +140,9 @@ class Watchdog:
         """Size of the spool at the last check."""
         self._timeout_s: float | None = resolved.get("timeout_s")
         self._stall_s: float = resolved.get("stall_timeout_s") or settings.stall_timeout_s
+        loads_first = resolved.get("kind") == "serve"  # large models, before its first record
+        longest_s = max(self._stall_s, settings.stall_timeout_s)
+        self._first_stall_s = longest_s if loads_first else self._stall_s
         self._spool = spool
         self._spent_s = spent_s
         self._clock = clock
@@ -170,7 +173,8 @@ class Watchdog:
                 self.spool_bytes = size
                 self.reset()
         silent_s = self._clock() - self._progress_at
-        if self._is_reported or silent_s < self._stall_s:
+        limit_s = self._stall_s if self.spool_bytes else self._first_stall_s
+        if self._is_reported or silent_s < limit_s:
             return None
         self._is_reported = True
         _log.warning("job_stalled", step=step, seconds=silent_s, action=self.on_stall)

@@ -168,7 +168,9 @@ class Launch:
     def _prepare(self, ring: str | None) -> list[dict[str, str]]:
         """Write a directory for each rank; return additions to the environment of each."""
         directory = self._attempt.directory
-        with self._attempt.context.database.read() as tx:
+        database = self._attempt.context.database
+        serves = self._attempt.job.kind == "serve"
+        with database.write() if serves else database.read() as tx:
             described, envs = _describe(tx, self._attempt)
         for number in range(len(envs)):
             group = {"rank": number, "size": len(envs), "store": str(directory / "store")}
@@ -241,6 +243,7 @@ def _serving(tx: Transaction, attempt: Attempt) -> dict[str, Any]:
     if job.kind != "serve":
         return {}
     models = serving.models_of(tx, job, context.artifacts)
+    serving.hold(tx, job, models)
     return {"models": models, "listen": serving.listen_at(context.settings, attempt.directory)}
 
 

@@ -1,7 +1,7 @@
 """The models of a serve job: which versions its rank must have, and where it listens."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,19 @@ def models_of(tx: Transaction, job: Job, artifacts: Artifacts) -> list[dict[str,
     return found
 
 
+def hold(tx: Transaction, job: Job, models: Iterable[Mapping[str, Any]]) -> None:
+    """Keep the checkpoints of versions from being deleted while a serve job loads them.
+
+    Raises:
+        CheckpointNotFound: one is gone.
+    """
+    for described in models:
+        for part in (described, described.get("canary"), described.get("shadow")):
+            if part is not None:
+                checkpoints.hold(tx, str(part["checkpoint"]))
+                replicas.also_use(tx, job.id, str(part["checkpoint"]))
+
+
 def _version(tx: Transaction, job: Job, reference: str, artifacts: Artifacts) -> dict[str, Any]:
     one = published_models.by_reference(tx, reference, owner=job.owner)
     return {
@@ -94,6 +107,9 @@ class ModelDelivery:
         try:
             with context.database.read() as tx:
                 models = models_of(tx, job, context.artifacts)
+            if changed := _names(models) != self._names:
+                with context.database.write() as tx:
+                    hold(tx, job, models)
         except AWAY:
             return
         except (NotFound, FileNotFoundError) as error:
@@ -102,25 +118,8 @@ class ModelDelivery:
             self._is_unknown = True  # the versions that it has go on
             return
         self._is_unknown = False
-        if _names(models) == self._names:
-            return
-        if not self._hold(models):
-            return
-        if self._control.send(ranks, "models", models):
+        if changed and self._control.send(ranks, "models", models):
             self._names = _names(models)
-
-    def _hold(self, models: list[dict[str, Any]]) -> bool:
-        """Keep checkpoints from being deleted while they are loaded; return whether they are."""
-        job = self._attempt.job.id
-        try:
-            with self._attempt.context.database.write() as tx:
-                for described in models:
-                    for part in (described, described.get("canary"), described.get("shadow")):
-                        if part is not None:
-                            replicas.also_use(tx, job, str(part["checkpoint"]))
-        except AWAY:
-            return False
-        return True
 
 
 def _names(models: list[dict[str, Any]]) -> list[Any]:

@@ -74,15 +74,16 @@ Entry = Annotated[
 class Replicas(Spec):
     """How many replicas serve the models.
 
-    A replica is a process with all models and its own device.
+    A replica is a process with all models and its own device. The first one is the serve job
+    itself. Each further one is a job whose ``parent`` is the serve job, and ends when that is
+    paused or ends.
     """
 
     min: int = Constraint(default=1, ge=0, le=MAX_REPLICAS)
     """The fewest. With ``0`` the job is paused when no request came for ``idle_s``, and the next
     request resumes it and waits for it."""
     max: int = Constraint(default=1, ge=1, le=MAX_REPLICAS)
-    """The most. More than one is not supported yet: submit several serve jobs, whose models may be
-    the same."""
+    """The most. A replica is added while requests wait too long in the queues of all replicas."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -103,7 +104,7 @@ class ServeJob(Job):
     models: tuple[Entry, ...] = Constraint(min_length=1, max_length=MAX_MODELS)
     """Published models, by name or with options. Example: ``["mnist@production"]``."""
     replicas: Replicas = Replicas()
-    """The number of processes. Default: one. Example: ``{"min": 0, "max": 1}``."""
+    """The number of processes. Default: one. Example: ``{"min": 1, "max": 4}``."""
     max_queue: int = Constraint(default=256, ge=1, le=100_000)
     """The most requests that wait in a replica. Further ones are refused with 429 ``queue_full``
     and ``Retry-After``."""
@@ -114,12 +115,18 @@ class ServeJob(Job):
     """How long a batch that is not full waits for more requests, in milliseconds. With ``0`` it
     never waits: the requests that come while the network computes are the next batch."""
     idle_s: PositiveFloat | None = None
-    """Seconds without a request after which a replica above ``replicas.min`` stops. Requires
-    ``replicas.min`` below ``replicas.max``, such as 0. Default: 300. Example: ``60``."""
+    """Seconds after which a replica above ``replicas.min`` stops that is not needed: the last one
+    after so long without a request, a further one after the others could have answered all requests
+    for so long. Requires ``replicas.min`` below ``replicas.max``. Default: 300. Example: ``60``."""
     retry: Retry = Retry(max_restarts=1000)
     """Automatic restarts of a replica whose process, worker or device fails."""
+    stall_timeout_s: PositiveFloat | None = 60.0
+    """Seconds without a sign of life after which a replica counts as stalled, and the event
+    ``stalled`` is sent. While it loads its models, the service's setting applies if that is longer.
+    A batch that takes longer counts as stalled too. Default: 60. Example: ``300``."""
     on_stall: Literal["warn", "restart", "fail"] = "restart"
-    """What to do with a replica whose network does not return. Default: ``restart``."""
+    """What to do with a stalled replica. ``restart``: stop or kill the process, and retry as after
+    a lost worker. ``warn``: only send the event. ``fail``: fail the job. Default: ``restart``."""
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
@@ -142,12 +149,9 @@ class ServeJob(Job):
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
-        if self.replicas.max > 1:
-            detail = f"several replicas ({self.replicas.max}) are not supported yet: set max to 1,"
-            raise WrongAt("replicas", "max", detail=f"{detail} or submit several serve jobs")
         if self.idle_s is not None and self.replicas.min == self.replicas.max:
             detail = f"idle_s ({self.idle_s:g}) has no effect, because replicas.min equals max: set"
-            raise WrongAt("idle_s", detail=f"{detail} replicas.min to 0, or remove idle_s")
+            raise WrongAt("idle_s", detail=f"{detail} replicas.min below max, or remove idle_s")
         return self
 
     @property
@@ -159,7 +163,7 @@ class ServeJob(Job):
 
     @property
     def processes(self) -> int:
-        """The number of processes of this job."""
+        """The number of processes of this job; further replicas are jobs of their own."""
         return 1
 
 
