@@ -134,6 +134,10 @@ class Harness:
         for name, process in started.items():
             until(lambda name=name, process=process: self.worker_ready(name, process), 120)
 
+    def wait_ready(self, name: str) -> None:
+        """Wait until a worker works that was started without waiting."""
+        until(lambda: self.worker_ready(name, self.workers[name]), 120)
+
     def worker_ready(self, name: str, process: subprocess.Popen[bytes]) -> bool:
         assert process.poll() is None, self.log(name)
         return f'"worker_ready"' in self.log(name)  # noqa: F541

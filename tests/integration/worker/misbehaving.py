@@ -96,6 +96,7 @@ class Misbehaviour:
         labels = job.get("spec", {}).get("labels") or {}
         parallel = job.get("spec", {}).get("parallel") or {}
         self.is_pipeline = parallel.get("strategy") == "pipeline"
+        self.serves = job.get("spec", {}).get("kind") == "serve"
         self._way = labels.get("misbehave")
         self._at = labels.get("at", "start")
         self._reached = labels.get("reached")
@@ -166,9 +167,25 @@ if __name__ == "__main__":
         before(Pipelined, "run_stage", "stage")
         before(Pipelined, "_sum_gradients", "collective")
 
+    def in_replicas() -> None:
+        """Come to ``load`` before a version is loaded, and to ``compute`` before each batch."""
+        from engine.serving.serve import _Replica  # pyright: ignore[reportPrivateUsage]
+        from engine.serving.served_models import ServedVersion
+
+        before(_Replica, "_load", "load")
+        real = ServedVersion.compute
+
+        def compute(self: ServedVersion, requests: Any) -> Any:
+            come_to("compute")
+            return real(self, requests)
+
+        ServedVersion.compute = compute
+
     def main(job_dir: Path, control_fd: int | None = None) -> int:
         global misbehaviour  # noqa: PLW0603
         misbehaviour = Misbehaviour(job_dir)
+        if misbehaviour.serves:
+            in_replicas()
         if misbehaviour.is_pipeline:
             in_pipelines()
         misbehaviour.come_to("start")
