@@ -42,6 +42,9 @@ class ReplicaConnection(asyncio.Protocol):
         """Done once both sides have proved that they know the token."""
         self.heard_at = time.monotonic()
         """When the replica answered last, or was asked while nothing was on its way."""
+        self.doubted_until = 0.0
+        """Until then it gets requests only if no other replica can: it answered nothing for the
+        whole time of a request."""
 
     @property
     def num_waiting(self) -> int:
@@ -112,6 +115,7 @@ class ReplicaConnection(asyncio.Protocol):
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.ANSWER:
             self.heard_at = time.monotonic()
+            self.doubted_until = 0.0
             future = self._waiting.pop(frame.number, None)
             if future is not None and not future.done():
                 future.set_result(Reply(frame.head, frame.body))

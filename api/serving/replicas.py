@@ -5,6 +5,7 @@ and at once when none is known for a request. No request is stored anywhere.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ _AT_ONCE_S = 0.1
 """How often the database is asked while requests wait for a replica that starts."""
 _AGAIN_S = 0.5
 """A replica that was lost is tried again after this time."""
+_DOUBT_AFTER_S = 1.0
+"""A replica that answered nothing for the whole time of a request, if that was so long, is silent
+too; after `_SILENT_S` it is tried again."""
 _SILENT_S = 5.0
 """A replica that has answered nothing for so long gets requests only if no other can."""
 
@@ -125,15 +129,19 @@ class Replicas:
         until: float,
     ) -> Reply:
         most = int(route.spec["max_queue"]) + int(route.spec["max_batch_size"])
-        if connection.num_waiting >= most:  # the replica would refuse it
+        is_urgent = head.get("priority", 0) > 0  # another one may have to make room for it
+        if connection.num_waiting >= most and not is_urgent:  # the replica would refuse it
             detail = f"{connection.num_waiting} requests wait for {served!r} already."
             raise QueueFull(detail, retry_after_s=1)
         left_s = until - time.monotonic()
         number, reply = connection.send({**head, "reference": served, "timeout_s": left_s}, body)
+        sent_at = time.monotonic()
         try:
             async with asyncio.timeout(left_s):
                 found = await reply
         except TimeoutError:
+            if left_s >= _DOUBT_AFTER_S and connection.heard_at <= sent_at:
+                connection.doubted_until = time.monotonic() + _SILENT_S
             raise _too_late(served) from None
         finally:
             connection.cancel(number)  # nothing, if it was answered
@@ -220,13 +228,19 @@ class Replicas:
 
     # --- connections -------------------------------------------------------------------------
 
-    def _load_of(self, able: tuple[Route, str]) -> tuple[bool, int]:
-        route = able[0]
+    def _load_of(self, able: tuple[Route, str]) -> tuple[bool, int, float]:
+        """Return what orders replicas; equal ones get requests at random.
+
+        Otherwise each of several API processes would send its only request to the first one.
+        """
+        route, even = able[0], random.random()  # noqa: S311 (no secret)
         connection = self._connections.get((route.job, route.attempt or 0))
         if connection is None:
-            return (False, 0)
-        silent_s = time.monotonic() - connection.heard_at
-        return (connection.num_waiting > 0 and silent_s > _SILENT_S, connection.num_waiting)
+            return (False, 0, even)
+        at = time.monotonic()
+        is_silent = connection.num_waiting > 0 and at - connection.heard_at > _SILENT_S
+        is_silent |= at < connection.doubted_until
+        return (is_silent, connection.num_waiting, even)
 
     async def _connection(self, route: Route) -> ReplicaConnection:
         place = (route.job, route.attempt or 0)

@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what nobody waits for any more."""
         for request in self._waiting.values():
-            request.is_cancelled = True
+            self._listener.cancel(request)
         self._waiting.clear()
         self._listener.connections.discard(self)
         if self._timer is not None:
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         elif frame.kind is Kind.CANCEL:
             request = self._waiting.pop(frame.number, None)
             if request is not None:
-                request.is_cancelled = True
+                self._listener.cancel(request)
 
     def _greet(self, frame: Frame) -> None:
         token, own = self._listener.token, self._challenge
@@ -221,12 +221,23 @@ class Listener:
         request = Pending(asked, version, reference, answer, until, priority)
         request.shadow = self._shadow_of(request, entry, frame)
         try:
-            self._queue.put(request)
+            removed = self._queue.put(request)
         except QueueFull as full:
-            detail = f"{full.size} requests wait already, as many as max_queue allows."
-            wait_s = max(1, round(full.wait_s + 0.5))
-            return self._refuse(429, "queue_full", detail, retry_after_s=wait_s)
+            for other in full.removed:
+                other.answer(*self._full(full))
+            return self._full(full)
+        for other in removed:
+            other.answer(*self._full(QueueFull(len(self._queue), 0.0)))
         return request
+
+    def cancel(self, request: Pending) -> None:
+        """Forget a request that nobody waits for any more."""
+        self._queue.cancel(request)
+
+    def _full(self, full: QueueFull) -> Answer:
+        detail = f"{full.size} requests wait already, as many as max_queue allows."
+        wait_s = max(1, round(full.wait_s + 0.5))
+        return self._refuse(429, "queue_full", detail, retry_after_s=wait_s)
 
     def _shadow_of(self, request: Pending, entry: ServedEntry, frame: Frame) -> Pending | None:
         """Return a request to another version whose answer is compared with that of a request.

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from engine.serving.requests import Asked
 from engine.serving.served_models import ServedVersion
 
 _SMOOTHING = 0.1
+_MAX_DEAD = 100
 MAX_BYTES = 1 << 30
 """The most bytes of rows that wait, whatever the number of requests."""
 
@@ -19,10 +20,13 @@ MAX_BYTES = 1 << 30
 class QueueFull(Exception):
     """As many requests wait as may."""
 
-    def __init__(self, size: int, wait_s: float) -> None:
-        """``wait_s``: how long the requests in the queue will take, as far as is known."""
+    def __init__(self, size: int, wait_s: float, removed: Sequence["Pending"] = ()) -> None:
+        """``wait_s``: how long the requests in the queue will take, as far as is known.
+
+        ``removed``: requests that nevertheless had to make room.
+        """
         super().__init__(size)
-        self.size, self.wait_s = size, wait_s
+        self.size, self.wait_s, self.removed = size, wait_s, removed
 
 
 @dataclass(eq=False)
@@ -40,6 +44,8 @@ class Pending:
     priority: int = 0
     arrived: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
+    is_queued: bool = False
+    """Whether it counts as one of those that wait."""
     shadows: "Pending | None" = None
     """The request whose answer this one is compared with; None: this is a client's."""
     shadow: "Pending | None" = None
@@ -85,7 +91,7 @@ class RequestQueue:
         """``max_rows``: of a batch. ``max_delay_s``: that a batch waits for more requests."""
         self._max_requests, self._max_rows, self._max_delay_s = max_requests, max_rows, max_delay_s
         self._groups: dict[Hashable, deque[Pending]] = {}
-        self._size = self._bytes = 0
+        self._size = self._bytes = self._num_dead = 0
         self._changed = threading.Condition()
         self._request_s = 0.0
         """The smoothed time that one request takes, seconds."""
@@ -99,20 +105,35 @@ class RequestQueue:
         """Whether more than half of the requests wait that may."""
         return self._size > self._max_requests // 2
 
-    def put(self, request: Pending) -> None:
-        """Add a request.
+    def put(self, request: Pending) -> list[Pending]:
+        """Add a request; return those of lower priority that had to make room for it.
 
         Raises:
-            QueueFull: as many wait as may.
+            QueueFull: as many wait as may, and none of them has a lower priority.
         """
+        removed: list[Pending] = []
         with self._changed:
             size = request.num_bytes
-            if self._size >= self._max_requests or (self._size and self._bytes + size > MAX_BYTES):
-                raise QueueFull(self._size, self._size * self._request_s)
+            while self._is_full(size):
+                if (found := self._less_urgent(request.priority)) is None:
+                    raise QueueFull(self._size, self._size * self._request_s, removed)
+                removed.append(found)
             self._groups.setdefault(request.group, deque()).append(request)
+            request.is_queued = True
             self._size += 1
             self._bytes += size
             self._changed.notify()
+        return removed
+
+    def cancel(self, request: Pending) -> None:
+        """Leave out a request that nobody waits for any more. Its place is free at once."""
+        with self._changed:
+            request.is_cancelled = True
+            if request.is_queued:
+                self._forget(request)
+                self._num_dead += 1
+            if self._num_dead > max(_MAX_DEAD, self._size):
+                self._compact()
 
     def take(self, timeout_s: float) -> list[Pending]:
         """Return requests that are computed together; empty: none came in time.
@@ -172,6 +193,42 @@ class RequestQueue:
 
     def _remove(self, waiting: deque[Pending]) -> Pending:
         request = waiting.popleft()
+        if request.is_queued:
+            self._forget(request)
+        else:
+            self._num_dead -= 1
+        return request
+
+    def _forget(self, request: Pending) -> None:
+        request.is_queued = False
         self._size -= 1
         self._bytes -= request.num_bytes
-        return request
+
+    def _is_full(self, size: int) -> bool:
+        """Return whether a request with so many bytes has no place."""
+        too_long = self._size > 0 and self._bytes + size > MAX_BYTES
+        return too_long or self._size >= self._max_requests
+
+    def _less_urgent(self, priority: int) -> Pending | None:
+        """Remove and return the newest request of the lowest priority, if that is below one."""
+        if self._num_dead:
+            self._compact()
+        newest = (waiting[-1] for waiting in self._groups.values())
+        found = min(newest, key=lambda one: (one.priority, -one.arrived), default=None)
+        if found is None or found.priority >= priority:
+            return None
+        self._forget(found)
+        self._groups[found.group].pop()
+        if not self._groups[found.group]:
+            del self._groups[found.group]
+        return found
+
+    def _compact(self) -> None:
+        """Remove cancelled requests, which would pile up behind those of higher priority."""
+        for group in [*self._groups]:
+            live = deque(one for one in self._groups[group] if one.is_queued)
+            if live:
+                self._groups[group] = live
+            else:
+                del self._groups[group]
+        self._num_dead = 0

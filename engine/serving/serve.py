@@ -96,7 +96,7 @@ class _Replica:
         self._job, self._requests, self._device, self._out = job, requests, device, out
         self._listen, self._token = listen, secrets.token_urlsafe(32)
         self.listener = Listener(self._token, requests, MAX_ROWS)
-        self._traffic = Traffic(out)
+        self._traffic = Traffic(out, job.stall_timeout_s)
         self._loaded: dict[tuple[str, int], ServedVersion] = {}
         self._loading: threading.Thread | None = None
         self._new: queues.SimpleQueue[Mapping[str, ServedEntry]] = queues.SimpleQueue()

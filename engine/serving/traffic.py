@@ -23,8 +23,10 @@ BEAT_S = 10.0
 class Traffic:
     """Counts of one replica since its start, and times since the last report."""
 
-    def __init__(self, out: Outputs) -> None:
+    def __init__(self, out: Outputs, stall_s: float | None = None) -> None:
+        """``stall_s``: a replica that reports nothing for so long counts as stalled."""
         self._out = out
+        self._beat_s = BEAT_S if stall_s is None else min(BEAT_S, stall_s / 4)
         self._started = self._reported_at = self._requested_at = time.monotonic()
         self._answered: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -76,7 +78,7 @@ class Traffic:
         has_news = self._reported != listener.num_received
         if has_news:
             self._requested_at = at
-        if at - self._reported_at >= (REPORT_S if has_news else BEAT_S):
+        if at - self._reported_at >= min(self._beat_s, REPORT_S if has_news else BEAT_S):
             self._report(num_waiting, listener, at)
 
     def end(self, listener: Listener) -> None:

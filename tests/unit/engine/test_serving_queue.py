@@ -121,6 +121,45 @@ def test_a_full_queue_refuses_and_says_how_long_it_takes():
     queue.put(pending())
 
 
+def test_a_request_of_higher_priority_takes_the_place_of_the_newest_of_the_lowest():
+    queue = RequestQueue(3, 8, 0.0)
+    low, newer, high = pending(), pending(), pending(priority=1)
+    newer.arrived = low.arrived + 1e-6
+    for request in (low, newer, high):
+        assert queue.put(request) == []
+    urgent = pending(priority=2)
+    assert queue.put(urgent) == [newer]
+    with pytest.raises(QueueFull):
+        queue.put(pending())
+    assert taken(queue) == [[urgent], [high], [low]]
+
+
+def test_the_place_of_a_cancelled_request_is_free_at_once():
+    queue = RequestQueue(2, 8, 0.0)
+    gone, here, more = pending(), pending(), pending()
+    queue.put(gone)
+    queue.put(here)
+    queue.cancel(gone)
+    queue.cancel(gone)
+    assert len(queue) == 1
+    queue.put(more)
+    assert taken(queue) == [[here, more]]
+    queue.cancel(here)  # while it is computed
+    assert len(queue) == 0
+
+
+def test_cancelled_requests_do_not_pile_up_behind_those_of_higher_priority():
+    queue = RequestQueue(2, 8, 0.0)
+    queue.put(pending(priority=1))
+    for _ in range(1000):
+        request = pending()
+        queue.put(request)
+        queue.cancel(request)
+    kept = sum(len(waiting) for waiting in queue._groups.values())  # pyright: ignore[reportPrivateUsage]
+    assert kept <= 102
+    assert [len(batch) for batch in taken(queue)] == [1]
+
+
 def test_requests_with_more_bytes_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.serving.queue.MAX_BYTES", 100)
     queue = RequestQueue(100, 64, 0.0)
