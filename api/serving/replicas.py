@@ -106,7 +106,7 @@ class Replicas:
         while True:
             route, served = await self._choose(owner, reference, tried, until, lost)
             try:
-                connection = await self._connection(route)
+                connection = await self._connection(route, until)
                 return await self._exchange(connection, route, served, head, body, until)
             except ReplicaLost as error:
                 lost = error
@@ -242,7 +242,7 @@ class Replicas:
         is_silent |= at < connection.doubted_until
         return (is_silent, connection.num_waiting, even)
 
-    async def _connection(self, route: Route) -> ReplicaConnection:
+    async def _connection(self, route: Route, until: float) -> ReplicaConnection:
         place = (route.job, route.attempt or 0)
         found = self._connections.get(place)
         if found is not None and found.is_usable:
@@ -252,7 +252,11 @@ class Replicas:
             task = asyncio.create_task(connect(route.address, route.token))
             self._connecting[place] = task
             task.add_done_callback(lambda done: self._connected(place, done))
-        return await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise ReplicaLost(f"{route.address} does not answer") from None
 
     def _connected(self, place: tuple[str, int], task: asyncio.Task[ReplicaConnection]) -> None:
         self._connecting.pop(place, None)

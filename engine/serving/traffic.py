@@ -78,7 +78,8 @@ class Traffic:
         has_news = self._reported != listener.num_received
         if has_news:
             self._requested_at = at
-        if at - self._reported_at >= min(self._beat_s, REPORT_S if has_news else BEAT_S):
+        is_new = has_news or bool(self._times)
+        if at - self._reported_at >= min(self._beat_s, REPORT_S if is_new else BEAT_S):
             self._report(num_waiting, listener, at)
 
     def end(self, listener: Listener) -> None:

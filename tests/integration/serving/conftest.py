@@ -22,7 +22,12 @@ def shared_service() -> Generator[Service]:
     home = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
     with contextmanager(open_broker)() as broker:
         harness = Harness(f"sqlite:///{home / 'test.db'}", broker.url, home)
-        api = Api(home, f"sqlite:///{home / 'test.db'}", redis_url=broker.url)
+        api = Api(
+            home,
+            f"sqlite:///{home / 'test.db'}",
+            redis_url=broker.url,
+            quota_requests_per_s="100000",
+        )
         try:
             harness.start_worker(misbehaving=True, wait=False, CPU_CORES="6")
             api.start()

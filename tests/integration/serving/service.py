@@ -16,7 +16,8 @@ from glasshouse.ids import new_id
 from glasshouse.spec import parse_job
 from models import published_models
 from models.jobs import jobs, replicas
-from models.tables import Checkpoint, Replica
+from models.jobs.jobs import Filter
+from models.tables import Checkpoint, Job, Replica
 from tests.integration.worker.harness import Harness, train_spec
 from tests.running import Api
 from tests.waiting import until
@@ -113,14 +114,24 @@ class Service:
         assert found is not None
         return found
 
-    def wait_counts(self, job: str, requests: int) -> dict[str, Any]:
-        """Return the counts of a replica once it has received so many requests."""
+    def wait_answered(self, job: str, num: int) -> int:
+        """Wait until a replica has computed so many requests, and not one more.
 
-        def look() -> dict[str, Any] | None:
+        Return how many it has received.
+        """
+
+        def look() -> int | None:
             counts = self.replica(job).traffic
-            return counts if counts.get("requests", 0) >= requests else None
+            answered = sum(counts.get("answered", {}).values())
+            assert answered <= num, counts
+            return counts["requests"] if answered == num else None
 
-        return until(look, what=f"{requests} requests")
+        return until(look, what=f"{num} answers")
+
+    def children(self, job: str) -> list[Job]:
+        """The further replicas of a serve job, oldest first."""
+        with self.harness.database.read() as tx:
+            return jobs.find(tx, Filter(parent=job), after=None, limit=100, order="asc")
 
     def end(self, *job_ids: str) -> None:
         """Cancel jobs and wait for their ends."""
@@ -145,10 +156,14 @@ class Service:
         self, name: str, rows: int = 1, **query: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect and send one request; return the connection."""
-        where = urlsplit(self.api.url)
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        reader, writer = await self.connect()
         writer.write(self.request(name, rows, **query))
         return reader, writer
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the API."""
+        where = urlsplit(self.api.url)
+        return await asyncio.open_connection(where.hostname, where.port)
 
     def request(self, name: str, rows: int = 1, **query: Any) -> bytes:
         """The bytes of one request."""

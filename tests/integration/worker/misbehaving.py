@@ -168,11 +168,15 @@ if __name__ == "__main__":
         before(Pipelined, "_sum_gradients", "collective")
 
     def in_replicas() -> None:
-        """Come to ``load`` before a version is loaded, and to ``compute`` before each batch."""
+        """Come to ``load`` before a version is loaded, to ``compute`` before each batch, to
+        ``drain`` before a replica closes, and to ``stop`` when it takes no more requests."""
+        from engine.serving.listener import Listener
         from engine.serving.serve import _Replica  # pyright: ignore[reportPrivateUsage]
         from engine.serving.served_models import ServedVersion
 
         before(_Replica, "_load", "load")
+        before(_Replica, "drain", "drain")
+        before(Listener, "stop", "stop")
         real = ServedVersion.compute
 
         def compute(self: ServedVersion, requests: Any) -> Any:
