@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.http import dashboard, problems
 from api.http.rate_limit import RateLimiter
 from glasshouse.errors import (
+    DatabaseUnavailable,
     KeyInvalid,
     KeyMissing,
     OriginNotAllowed,
@@ -40,6 +41,9 @@ COOKIE = "glasshouse_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 KEPT_S = 2.0
 """Keys are looked up again after this long, so a revoked key is soon refused."""
+OUTAGE_S = 300.0
+"""While the database is unavailable, a key that was valid so long ago is still accepted: requests
+to replicas need no database."""
 FAILURES_PER_S = 10.0
 """Unknown keys from one address. Above this rate they are refused without a database query."""
 LISTED_S = 5.0
@@ -79,7 +83,8 @@ class Keyring:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._settings = settings
-        self._known: dict[tuple[str, str], tuple[float, Caller]] = {}
+        self._known: dict[tuple[str, str], tuple[float, Caller, float]] = {}
+        """Until when a caller is known, and when its key was last looked up."""
         self._failures = RateLimiter()
         self._rates = RateLimiter()
         self._listing = threading.Lock()
@@ -95,11 +100,12 @@ class Keyring:
         Raises:
             KeyInvalid: The key is malformed, unknown, expired or revoked.
             TooManyInvalidKeys: The client sent too many invalid keys.
+            DatabaseUnavailable: It was not valid within the last minutes, and cannot be looked up.
         """
         found = self._known.get((kind, secret))
         if found is not None and found[0] > time.monotonic():
             return found[1]
-        self._known.pop((kind, secret), None)
+        checked_at = time.monotonic()
         if not keys.is_well_formed(secret):
             raise KeyInvalid
         pause_s = self._failures.look(client, FAILURES_PER_S)
@@ -108,11 +114,16 @@ class Keyring:
         try:
             caller = await run_in_threadpool(self._look_up, secret, kind)
         except KeyInvalid:
+            self._known.pop((kind, secret), None)
             self._failures.take(client, FAILURES_PER_S)
             raise
+        except DatabaseUnavailable:
+            if found is None or time.monotonic() - found[2] > OUTAGE_S:
+                raise
+            _, caller, checked_at = found
         if len(self._known) >= 10_000:
             self._known.clear()
-        self._known[kind, secret] = (time.monotonic() + KEPT_S, caller)
+        self._known[kind, secret] = (time.monotonic() + KEPT_S, caller, checked_at)
         return caller
 
     def known(self, secret: str) -> Caller | None:

@@ -272,6 +272,7 @@ class Replicas:
         """Read the table in the background if it is old; the request does not wait for it."""
         if self._age_s() > FRESH_S and self._reading is None:
             self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_failure_of)
 
     async def _refresh(self) -> None:
         if self._reading is None:
@@ -292,6 +293,12 @@ class Replicas:
     def _routes(self) -> Sequence[Route]:
         with self._database.read() as tx:
             return replicas.routes(tx)
+
+
+def _failure_of(task: asyncio.Task[None]) -> None:
+    """Look at the failure of a reading for which no request waits: the next one tries again."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _served(route: Route, reference: str) -> str | None:

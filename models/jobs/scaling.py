@@ -9,6 +9,7 @@ done.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
@@ -17,7 +18,7 @@ import structlog
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from glasshouse.errors import QuotaExceeded
+from glasshouse.errors import JobEnded, QuotaExceeded
 from glasshouse.spec.jobs.serve_job import DEFAULT_IDLE_S, IDLE
 from models.access import quotas
 from models.database import database_time
@@ -158,7 +159,8 @@ def scale(tx: Session, job_id: str, settings: Settings) -> Decision:
     why = NOT_NEEDED if group.state in SERVING else PARENT_GONE
     for child in decision.cancel:
         job = jobs.get(tx, child, None)
-        jobs.request_cancel(tx, job, by=job.owner, force=False, reason=why)
+        with suppress(JobEnded):  # in the meantime
+            jobs.request_cancel(tx, job, by=job.owner, force=False, reason=why)
     if decision.pauses:
         pausing.request_pause(tx, jobs.get(tx, job_id, None), reason=IDLE)
     if decision.create and not _admits(tx, job_id, settings):

@@ -16,18 +16,14 @@ from tests.integration.worker.harness import Harness
 from tests.running import Api
 
 
-@pytest.fixture(scope="session")
-def shared_service() -> Generator[Service]:
-    """One service for all tests of serving."""
+@contextmanager
+def running_service(database_url: str = "") -> Generator[Service]:
+    """Start a service, by default on SQLite."""
     home = Path(tempfile.mkdtemp(prefix="gh-", dir="/tmp"))
+    url = database_url or f"sqlite:///{home / 'test.db'}"
     with contextmanager(open_broker)() as broker:
-        harness = Harness(f"sqlite:///{home / 'test.db'}", broker.url, home)
-        api = Api(
-            home,
-            f"sqlite:///{home / 'test.db'}",
-            redis_url=broker.url,
-            quota_requests_per_s="100000",
-        )
+        harness = Harness(url, broker.url, home)
+        api = Api(home, url, redis_url=broker.url, quota_requests_per_s="100000")
         try:
             harness.start_worker(misbehaving=True, wait=False, CPU_CORES="6")
             api.start()
@@ -39,6 +35,13 @@ def shared_service() -> Generator[Service]:
             api.database.close()
     leaks.check_home(home)
     shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_service() -> Generator[Service]:
+    """One service for all tests of serving."""
+    with running_service() as started:
+        yield started
 
 
 @pytest.fixture
