@@ -212,7 +212,9 @@ def test_no_child_is_created_again_right_after_one_has_failed(database: Database
     scale(tmp_path)(database, job)
     (child,) = children(database, job)
     with database.write() as tx:
-        tx.execute(update(Job).where(Job.id == child.id).values(state="failed", ended_at=database_time(tx)))
+        tx.execute(
+            update(Job).where(Job.id == child.id).values(state="failed", ended_at=database_time(tx))
+        )
     assert scale(tmp_path)(database, job).create == 0
     with database.write() as tx:
         long_ago = database_time(tx) - timedelta(seconds=scaling.FAILED_S + 1)
@@ -227,7 +229,9 @@ def test_a_replica_that_reports_no_more_is_silent(database: Database, tmp_path: 
     report(database, claim, idle_s=100.0)
     with database.write() as tx:
         tx.execute(
-            update(Replica).values(updated_at=database_time(tx) - timedelta(seconds=scaling.REPORTED_S + 1))
+            update(Replica).values(
+                updated_at=database_time(tx) - timedelta(seconds=scaling.REPORTED_S + 1)
+            )
         )
     assert not scale(tmp_path)(database, job).pauses
     report(database, claim, idle_s=100.0)
