@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session, aliased
 
 from glasshouse.spec.model_names import parse_model_reference
 from models.database import database_time, insert_into
-from models.jobs.leases import Claim
 from models.state import OPEN
 from models.tables import Job, JobSpec, JobUse, Replica
 
@@ -107,7 +106,7 @@ def routes(tx: Session, owner: str | None = None) -> list[Route]:
     return found
 
 
-def store(tx: Session, claim: Claim, values: Mapping[str, Any]) -> None:
+def store(tx: Session, job_id: str, attempt: int, values: Mapping[str, Any]) -> None:
     """Store what the replica of an attempt reported: ``address`` and ``token``, ``models``, counts.
 
     The checkpoints of the models, ``checkpoints`` of each, cannot be deleted from now on; those
@@ -119,13 +118,13 @@ def store(tx: Session, claim: Claim, values: Mapping[str, Any]) -> None:
         known = ("reference", "model", "version")
         changes["models"] = [{key: entry[key] for key in known} for entry in values["models"]]
         used = {saved for entry in values["models"] for saved in entry["checkpoints"]}
-        use(tx, claim.job, used)
+        use(tx, job_id, used)
     made = {**_EMPTY, **changes}
-    made |= {"job": claim.job, "attempt": claim.attempt, "starts": int("address" in values)}
+    made |= {"job": job_id, "attempt": attempt, "starts": int("address" in values)}
     query = insert_into(tx, Replica).values(made)
     if "address" in values:
         changes = {"traffic": {}, **changes}  # those of the attempt before say nothing
-        changes |= {"attempt": claim.attempt, "starts": Replica.starts + 1}
+        changes |= {"attempt": attempt, "starts": Replica.starts + 1}
     tx.execute(query.on_conflict_do_update(index_elements=["job"], set_=changes))
 
 

@@ -92,7 +92,7 @@ def ship(
     commands.note(tx, claim.job, batch.commands)
     _add_artifacts(tx, claim, batch.artifacts)
     if batch.replica:
-        replicas.store(tx, claim, batch.replica)
+        replicas.store(tx, claim.job, claim.attempt, batch.replica)
     return beat
 
 

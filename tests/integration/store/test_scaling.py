@@ -139,7 +139,8 @@ def serve(database: Database, **changes: Any) -> Job:
 
 def report(database: Database, claim: Claim, **traffic: Any) -> None:
     with database.write() as tx:
-        replicas.store(tx, claim, {"address": "unix:/x", "token": "t", "traffic": traffic})
+        reported = {"address": "unix:/x", "token": "t", "traffic": traffic}
+        replicas.store(tx, claim.job, claim.attempt, reported)
 
 
 def scale(tmp_path: Path) -> Callable[[Database, Job], Decision]:

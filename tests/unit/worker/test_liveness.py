@@ -39,6 +39,25 @@ def make(clock: Clock, spool: Path) -> Make:
     return make
 
 
+def test_a_replica_may_load_its_models_for_longer_than_it_may_be_silent_afterwards(
+    clock: Clock, spool: Path, make: Make
+):
+    watchdog = make(kind="serve", stall_timeout_s=3, on_stall="restart")
+    clock.now += 9
+    assert watchdog.check(None) is None
+    spool.write_bytes(b"listening")
+    clock.now += 1
+    assert watchdog.check(None) is None
+    clock.now += 3
+    stalled = watchdog.check(None)
+    assert stalled is not None
+    assert stalled.payload["action"] == "restart"
+    spool.unlink()
+    also = make(kind="serve", stall_timeout_s=3)
+    clock.now += 11
+    assert also.check(None) is not None
+
+
 def test_a_stall_is_reported_once_until_the_rank_has_moved(clock: Clock, spool: Path, make: Make):
     watchdog = make()
     told: list[float] = []
