@@ -201,9 +201,11 @@ def test_the_api_refuses_a_process_that_does_not_know_the_token(
         if proves:
             proof = frames.proof("x" * 43, "replica", "", "")
             writer.write(frames.pack(Kind.PROOF, 0, {"proof": proof}))
-        while data := await reader.read(65536):
-            received.append(data)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                received.append(data)
+        finally:
+            writer.close()
 
     async def act() -> int:
         async with await asyncio.start_unix_server(fake, path):
