@@ -184,6 +184,8 @@ class Listener:
             ended.result(patience_s + 1)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(patience_s)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def send(self, answers: list[Callable[[], None]]) -> None:
         """Send answers from another thread."""

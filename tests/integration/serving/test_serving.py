@@ -98,8 +98,6 @@ def test_a_replica_that_crashes_while_it_loads_ends_its_job(service: Service, mo
 def test_a_replica_that_stands_still_is_restarted(service: Service, model: str):
     job = service.serve(model, stall_timeout_s=3)
     assert service.predict(model).version == 1
-    time.sleep(4)  # without requests it shows that it works
-    assert service.harness.job(job).attempt == 1
     os.kill(service.harness.rank_pid(job), signal.SIGSTOP)
     assert gather(*(service.ask(model, timeout_s=0.5) for _ in range(3)))[0].status == 504
     assert service.predict(model, timeout_s=60).version == 1
