@@ -278,6 +278,8 @@ class Listener:
             await asyncio.sleep(0.01)
         for connection in [*self.connections]:
             connection.close()
+        if self._server is not None:
+            self._server.close()
 
 
 def refusal(status: int, code: str, detail: str, **more: Any) -> Answer:
