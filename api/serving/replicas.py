@@ -84,7 +84,8 @@ class Replicas:
     ) -> Reply:
         """Send a request to a replica that serves a model; return its reply.
 
-        If a replica is lost before it has answered, another one gets the request.
+        If a replica is lost before it has answered, or its queue is full, another one gets the
+        request.
 
         Args:
             owner: whose model it is.
@@ -107,7 +108,11 @@ class Replicas:
             route, served = await self._choose(owner, reference, tried, until, lost)
             try:
                 connection = await self._connection(route, until)
-                return await self._exchange(connection, route, served, head, body, until)
+                reply = await self._exchange(connection, route, served, head, body, until)
+                is_full = reply.head.get("code") == "queue_full"
+                if not is_full or len(self._able(owner, reference, tried)) <= 1:
+                    return reply
+                tried[route.job, route.attempt or 0] = time.monotonic()  # others have room
             except ReplicaLost as error:
                 lost = error
                 tried[route.job, route.attempt or 0] = time.monotonic()
@@ -149,6 +154,20 @@ class Replicas:
             raise ReplicaLost(str(found.head.get("detail")))
         return found
 
+    def _able(
+        self, owner: str, reference: str, tried: Mapping[tuple[str, int], float]
+    ) -> Sequence[tuple[Route, str]]:
+        """Return the replicas that serve a model and were not tried lately."""
+        able = self._table.find(owner, reference)
+        if not tried:
+            return able
+        lately = time.monotonic() - _AGAIN_S
+        return [
+            (route, served)
+            for route, served in able
+            if tried.get((route.job, route.attempt or 0), lately) <= lately
+        ]
+
     async def _choose(
         self,
         owner: str,
@@ -159,19 +178,11 @@ class Replicas:
     ) -> tuple[Route, str]:
         """Return a replica, and the reference under which it serves the model.
 
-        Waits for one that starts. ``tried``: those that were lost, and when.
+        Waits for one that starts. ``tried``: those that were lost or full, and when.
         """
         self._refresh_later()
         while True:
-            lately = time.monotonic() - _AGAIN_S
-            able = self._table.find(owner, reference)
-            if tried:
-                able = [
-                    (route, served)
-                    for route, served in able
-                    if tried.get((route.job, route.attempt or 0), lately) <= lately
-                ]
-            if able:
+            if able := self._able(owner, reference, tried):
                 return able[0] if len(able) == 1 else min(able, key=self._load_of)
             starting = [
                 route

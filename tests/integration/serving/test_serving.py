@@ -1,6 +1,7 @@
 """Requests to replicas that are killed, stand still, are full or close; the versions they serve."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -13,14 +14,18 @@ from uuid import uuid4
 
 import pytest
 
+from glasshouse import frames
+from glasshouse.frames import Kind
 from models.jobs import jobs, pausing
 from tests.integration.serving.service import (
+    ROW,
     Answer,
     Service,
     read_answer,
     rss_bytes,
     statuses,
 )
+from tests.integration.serving.test_peers import Peer
 from tests.waiting import until
 
 SLOW = {"misbehave": "be-slow", "at": "compute", "hit": "each"}
@@ -105,19 +110,23 @@ def test_a_replica_that_stands_still_is_restarted(service: Service, model: str):
     assert kinds == ["stalled", None]
 
 
-def test_requests_go_to_another_replica_if_one_stands_still(service: Service, model: str):
-    job = service.serve(model, replicas={"min": 2, "max": 2})
+def two_replicas(service: Service, model: str, **changes: Any) -> tuple[str, str]:
+    """Serve a model with two replicas, both of which have answered requests."""
+    job = service.serve(model, replicas={"min": 2, "max": 2}, **changes)
     child = until(lambda: service.children(job))[0].id
     until(lambda: service.listens(child), what="listening")
-    assert [one.parent for one in service.children(job)] == [job]
-    assert service.predict(model, timeout_s=60).status == 200
-    time.sleep(1.1)  # the API has read of both
 
     def both_answered() -> bool:
-        gather(*(service.ask(model) for _ in range(8)))
+        gather(*(service.ask(model) for _ in range(2)))
         return all(service.replica(one).traffic.get("requests") for one in (job, child))
 
     until(both_answered)
+    return job, child
+
+
+def test_requests_go_to_another_replica_if_one_stands_still(service: Service, model: str):
+    job, child = two_replicas(service, model)
+    assert [one.parent for one in service.children(job)] == [job]
     os.kill(service.harness.rank_pid(job), signal.SIGSTOP)
     try:
         found = [service.predict(model, timeout_s=1.5) for _ in range(8)]
@@ -128,6 +137,27 @@ def test_requests_go_to_another_replica_if_one_stands_still(service: Service, mo
         os.kill(service.harness.rank_pid(job), signal.SIGCONT)
     service.end(job)
     until(lambda: service.harness.job(child).state == "cancelled")
+
+
+def test_a_request_goes_to_another_replica_if_the_queue_of_one_is_full(
+    service: Service, model: str
+):
+    """Requests of another API process have filled it."""
+    labels = SLOWER | {"misbehave": "doze"}
+    limits = {"max_batch_size": 1, "max_queue": 2}
+    job, _ = two_replicas(service, model, labels=labels, **limits)
+    replica = service.replica(job)
+    with Peer(replica.address) as peer:
+        peer.greet(replica.token)
+        assert peer.read() is not None
+        body = json.dumps({"inputs": {"x": [ROW]}}).encode()
+        head = {"reference": model, "protocol": "predict", "content_type": "application/json"}
+        for number in range(1, 10):
+            peer.send(b"".join(map(bytes, frames.pack_parts(Kind.REQUEST, number, head, body))))
+        refused = peer.read()
+        assert refused is not None
+        assert refused.head["code"] == "queue_full"
+        assert statuses(gather(*(service.ask(model) for _ in range(2)))) == {200: 2}
 
 
 # --- full queues, priorities, deadlines ----------------------------------------------------------
