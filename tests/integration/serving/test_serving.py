@@ -263,12 +263,12 @@ def test_slow_clients_hold_nobody_up(service: Service, model: str):
         dribbling = [await service.connect() for _ in range(20)]
         for _, writer in dribbling:
             writer.write(whole[: len(whole) // 2])
-        deaf = [await service.send(model, 4096) for _ in range(20)]  # read no answer
+        unread = [await service.send(model, 4096) for _ in range(20)]  # read no answer
         others = await asyncio.gather(*(service.ask(model) for _ in range(50)))
         for _, writer in dribbling:
             writer.write(whole[len(whole) // 2 :])
         found = [await read_answer(reader) for reader, _ in dribbling]
-        for _, writer in (*dribbling, *deaf):
+        for _, writer in (*dribbling, *unread):
             writer.close()
         return [*others, *found]
 
