@@ -110,7 +110,7 @@ class Service:
     def replica(self, job: str) -> Replica:
         """Where its replica listens, and its counts."""
         with self.harness.database.read() as tx:
-            found = replicas.of_job(tx, job)
+            found = tx.get(Replica, job)
         assert found is not None
         return found
 

@@ -570,14 +570,11 @@ CASES: dict[str, Broken] = {
         ("min (2)", "max (1)", "set max to at least 2"),
         SERVE,
     ),
-    "several replicas": Broken(
-        {"replicas": {"max": 2}},
-        "/replicas/max",
-        ("(2)", "set max to 1", "several serve jobs"),
-        SERVE,
-    ),
     "idle replicas that stay": Broken(
-        {"idle_s": 60}, "/idle_s", ("idle_s (60)", "set replicas.min to 0", "remove idle_s"), SERVE
+        {"idle_s": 60},
+        "/idle_s",
+        ("idle_s (60)", "set replicas.min below max", "remove idle_s"),
+        SERVE,
     ),
     # an inference
     "neither checkpoint nor job": Broken(
