@@ -50,6 +50,7 @@ SHOWS = {
     "tests/acceptance/test_bad_input.py",
 }
 SHOWS |= {"tests/security/test_unpickling.py", "tests/unit/engine/test_checkpoints.py"}
+SHOWS |= {"tests/unit/engine/test_serving_requests.py"}
 """The one that takes pickle away, and tests that do what is forbidden, to see it noticed."""
 
 
