@@ -23,7 +23,7 @@ from api.routes.service import catalog, health
 from api.routes.service.catalog import VERSION
 from api.routes.service.prometheus import ProcessMetrics
 from api.routes.service.readiness import Readiness
-from api.routes.serving import predict
+from api.routes.serving import inference_protocol, predict
 from api.routes.storage import checkpoints, datasets, models
 from api.schemas import openapi
 from api.serving.direct import DirectPredictions
@@ -38,6 +38,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     models.router,
     predict.router,
+    inference_protocol.router,
     jobs.router,
     control.router,
     commands.router,
@@ -50,7 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``). Add new ones here."""
 
-UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
+UNTRACED = frozenset({"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 """Polled all the time by machines."""
 
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.serving.connection import Reply
+from api.serving.inference_protocol import JSON_BYTES_HEADER
 from glasshouse.errors import (
     BadRequest,
     FieldProblem,
     InvalidRequest,
     PredictionFailed,
+    PredictionTimeout,
     QueueFull,
     ServiceError,
     UnsupportedMedia,
@@ -53,6 +55,8 @@ def headers_of(reply: Reply) -> dict[str, str]:
         "server-timing": ", ".join(shown),
         "x-model-version": f"{head['model']}:{head['version']}",
     }
+    if "json_bytes" in head:
+        known[JSON_BYTES_HEADER.lower()] = str(head["json_bytes"])
     return known | head.get("headers", {})
 
 
@@ -69,6 +73,8 @@ def error_of(reply: Reply) -> ServiceError:
     if code == "invalid_request":
         kind = {400: BadRequest, 415: UnsupportedMedia}.get(int(head["status"]), InvalidRequest)
         return kind(detail, problems=found)
+    if code == "prediction_timeout":
+        return PredictionTimeout(detail)
     return PredictionFailed(detail)
 
 
