@@ -100,13 +100,13 @@ class ModelIndex(RootModel[list[IndexEntry]]):
 _JSON_LENGTH = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
-    "schema": {"type": "integer", "minimum": 0},
+    "schema": {"type": "integer", "minimum": 0, "title": "Inference-Header-Content-Length"},
     "description": "The number of bytes of the JSON, if bytes of tensors follow it.",
 }
 _CODING = {
     "name": "Content-Encoding",
     "in": "header",
-    "schema": {"type": "string", "enum": ["gzip", "deflate"]},
+    "schema": {"type": "string", "enum": ["gzip", "deflate"], "title": "Content-Encoding"},
     "description": "The coding of the body. Default: none.",
 }
 _PARAMETERS = {

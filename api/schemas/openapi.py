@@ -20,7 +20,7 @@ _TAGS = {
     "events": "The event log of a job, as a list and as a stream.",
     "inside": "Inspect a job: metrics, layers, statistics, tensors, logs.",
     "checkpoints": "Saved and uploaded weights.",
-    "inference protocol": "Served models by the Open Inference Protocol (KServe v2, Triton).",
+    "inference": "Served models by the Open Inference Protocol (KServe v2, Triton).",
     "models": "Published checkpoints: versions under a name, and aliases.",
     "webhooks": "Notifications when jobs change state.",
     "quotas": "Limits and current use of an owner.",

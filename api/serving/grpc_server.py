@@ -51,7 +51,10 @@ _CODES = {
 
 def is_available() -> bool:
     """Return whether ``grpcio`` and ``protobuf`` are installed."""
-    return find_spec("grpc") is not None and find_spec("google.protobuf") is not None
+    try:
+        return find_spec("grpc") is not None and find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:  # there is no google at all
+        return False
 
 
 class GrpcParts(NamedTuple):
@@ -142,9 +145,9 @@ def _guarded(
 
 async def _abort(grpc: Any, context: Any, error: ServiceError) -> None:
     code = getattr(grpc.StatusCode, _CODES.get(error.status, "INTERNAL"))
-    more = [("code", error.code)]
+    more = (("code", error.code),)
     if error.retry_after_s is not None:
-        more.append(("retry-after", str(error.retry_after_s)))
+        more += (("retry-after", str(error.retry_after_s)),)
     text = f"{error.detail} {error.advice}" if error.advice else error.detail
     await context.abort(code, text, more)
 

@@ -26,6 +26,10 @@ PATCHES |= {"/models/{name}": '{"aliases": {"production": 3}}'}
 BYTES = "application/octet-stream"
 FILES = {"/datasets": ("rows.csv", "name=rows&format=csv")}
 FILES |= {"/checkpoints": ("weights.safetensors", "name=mine")}
+FILES |= {"/v2/models/{name}/infer": ("request.bin", "")}
+FILES |= {"/v2/models/{name}/versions/{version}/infer": ("request.bin", "")}
+ARRAYS = {"application/x-npy": "x.npy", "application/vnd.safetensors": "x.safetensors"}
+"""Files of media types that hold arrays."""
 LONGEST_BODY = 90
 NOT_MODIFIED = "304"
 ENDS = {"exclusiveMinimum": "greater than", "minimum": "at least"}
@@ -329,6 +333,8 @@ def _sent(below: str, media: str, sent: Json) -> list[str]:
         return []
     if media == BYTES:
         return ["--data-binary", f"@{FILES[below][0]}"]
+    if media in ARRAYS and "example" not in sent:
+        return ["-H", f"'Content-Type: {media}'", "--data-binary", f"@{ARRAYS[media]}"]
     body = json.dumps(sent["example"], ensure_ascii=False) if "example" in sent else PATCHES[below]
     shown = f"'{body}'" if len(body) <= LONGEST_BODY else "@job.json"
     return ["-H", f"'Content-Type: {media}'", "-d", shown]

@@ -357,9 +357,7 @@ def test_grpc_refuses_with_its_status(grpc_server: Triton, local_service: LocalS
     assert status(NAME, [grpc_tensor("image", x[:, :, :4])]) == "StatusCode.INVALID_ARGUMENT"
     assert status(NAME, [image], timeout=1) == "StatusCode.DEADLINE_EXCEEDED"
     assert status(NAME, [image], compression_algorithm="gzip") == "StatusCode.UNIMPLEMENTED"
-    found = refused(grpc_server, NAME, [grpc_tensor("img", x)], outputs=[grpc_wanted("fcc")])
-    assert "'img'" in found
-    assert "'fcc'" in found
+    assert "'img'" in refused(grpc_server, NAME, [grpc_tensor("img", x)])
     huge = np.zeros((70_000, 1, 16, 16), np.float32)
     assert status(NAME, [grpc_tensor("image", huge)]) == "StatusCode.RESOURCE_EXHAUSTED"
     nobody = Triton(grpc_server._client, "gh_nothing")

@@ -33,7 +33,7 @@ from api.serving.served_models import index_of
 from glasshouse.errors import BadRequest, Unavailable
 from models import published_models
 
-router = APIRouter(prefix="/v2", tags=["inference protocol"])
+router = APIRouter(prefix="/v2", tags=["inference"])
 SERVER = {
     "name": "glasshouse",
     "version": VERSION,
@@ -192,7 +192,8 @@ async def infer_version(
             "required": False,
             "content": {
                 "application/json": {
-                    "schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+                    "schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}},
+                    "example": {"ready": True},
                 }
             },
         }
