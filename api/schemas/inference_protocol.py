@@ -19,11 +19,16 @@ class ServerMetadata(Document):
     """Triton's names of the extensions that are supported."""
 
 
-class ServerState(Document):
-    """Whether the server is alive or ready."""
+class ServerLive(Document):
+    """The server is alive."""
 
-    live: bool | None = None
-    ready: bool | None = None
+    live: bool
+
+
+class ServerReady(Document):
+    """The server is ready."""
+
+    ready: bool
 
 
 class ModelReady(Document):

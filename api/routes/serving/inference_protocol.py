@@ -24,8 +24,9 @@ from api.schemas.inference_protocol import (
     InferenceResponse,
     ModelIndex,
     ModelReady,
+    ServerLive,
     ServerMetadata,
-    ServerState,
+    ServerReady,
 )
 from api.serving.inference_protocol import decoded, encoded, head_of, reference_of, wanted_coding
 from api.serving.predictions import error_of, headers_of
@@ -78,7 +79,7 @@ async def get_server_metadata(caller: Read) -> Response:
 @router.get(
     "/health/live",
     summary="Check that the server is alive",
-    responses=documents.answers(200, ServerState),
+    responses=documents.answers(200, ServerLive),
 )
 async def get_server_live() -> Response:
     """Always answers 200. Needs no key."""
@@ -88,7 +89,7 @@ async def get_server_live() -> Response:
 @router.get(
     "/health/ready",
     summary="Check that the server is ready",
-    responses=documents.answers(200, ServerState, 503),
+    responses=documents.answers(200, ServerReady, 503),
 )
 def get_server_ready(request: Request) -> Response:
     """Answers 503 while this process cannot serve requests. Needs no key."""
