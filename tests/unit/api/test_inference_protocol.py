@@ -4,14 +4,17 @@ import asyncio
 import gzip
 import json
 import struct
+import sys
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from api.__main__ import refuse_to_start
 from api.http.problems import answer
 from api.serving import grpc_messages, grpc_translation
 from api.serving.connection import Reply
@@ -27,6 +30,7 @@ from glasshouse.errors import (
 )
 from glasshouse.spec.jobs.serve_job import IDLE
 from models.jobs.replicas import Route
+from models.settings import Settings
 
 CLASSES = grpc_messages.message_classes()
 
@@ -250,3 +254,10 @@ def test_a_reply_is_translated():
         ("a", "FP32", [1]),
         ("b", "FP32", [1]),
     ]
+
+
+def test_grpc_without_its_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "grpc", None)  # as Python notes that there is no such package
+    said = refuse_to_start(Settings(home=tmp_path, grpc_port=8421))
+    assert said is not None
+    assert "pip install 'glasshouse[grpc]'" in said
