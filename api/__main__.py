@@ -22,6 +22,7 @@ from api.app import create_app
 from api.app_state import AppState
 from api.http.connections import connection_of
 from api.http.middleware import is_loopback
+from api.serving import grpc_server
 from glasshouse import jsonio
 from glasshouse.lifeline import await_start, follow_lifeline
 from glasshouse.unpickling import refuse_unpickling
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     await_start()
     settings = Settings()
     host = given.host or settings.host
+    settings = settings.model_copy(update={"host": host})
     if problem := refuse_to_start(settings) or refuse_to_bind(host, settings):
         sys.stderr.write(problem + "\n")
         return 2
@@ -105,7 +107,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def refuse_to_start(settings: Settings) -> str | None:
-    """Return why the API may not serve the stored data; None: it may."""
+    """Return why the API may not serve the stored data, or cannot; None: it may."""
+    if settings.grpc_port is not None and not grpc_server.is_available():
+        return grpc_server.MISSING
     database = Database(settings.database)
     try:
         return startup.refusal(settings, database)

@@ -1,7 +1,7 @@
 """The app factory: middleware and routes. Nothing runs at import."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,10 +23,12 @@ from api.routes.service import catalog, health
 from api.routes.service.catalog import VERSION
 from api.routes.service.prometheus import ProcessMetrics
 from api.routes.service.readiness import Readiness
-from api.routes.serving import predict
+from api.routes.serving import inference_protocol, predict
 from api.routes.storage import checkpoints, datasets, models
 from api.schemas import openapi
+from api.serving import grpc_server
 from api.serving.direct import DirectPredictions
+from api.serving.grpc_server import GrpcParts
 from models.settings import Settings
 from models.telemetry.tracing import Tracing
 
@@ -38,6 +40,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     models.router,
     predict.router,
+    inference_protocol.router,
     jobs.router,
     control.router,
     commands.router,
@@ -50,7 +53,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 """Every router, each with its whole prefix (``APIRouter(prefix="/api/v1")``). Add new ones here."""
 
-UNTRACED = frozenset({"/livez", "/readyz", "/metrics"})
+UNTRACED = frozenset({"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 """Polled all the time by machines."""
 
 
@@ -127,10 +130,12 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     resources.loop = asyncio.get_running_loop()
     resources.background.add(asyncio.create_task(resources.wakeups.run()))
     resources.planner.open()
+    stop_grpc = await _start_grpc(app, resources)
     try:
         yield
     finally:
         resources.drain()
+        await stop_grpc()
         for task in resources.background:
             task.cancel()
         await asyncio.gather(*resources.background, return_exceptions=True)
@@ -141,6 +146,27 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         resources.notifier.close()
         resources.database.close()
         await asyncio.to_thread(app.state.tracing.close)
+
+
+async def _start_grpc(app: FastAPI, resources: AppState) -> Callable[[], Awaitable[None]]:
+    """Listen for gRPC if there is a port for it; return what ends that."""
+
+    async def nothing() -> None:
+        """There is no gRPC."""
+
+    if resources.settings.grpc_port is None:
+        return nothing
+    readiness: Readiness = app.state.readiness
+    return await grpc_server.start(
+        GrpcParts(
+            resources.settings,
+            resources.replicas,
+            app.state.keyring,
+            app.state.meters.seen,
+            lambda: readiness.report().status != "down",
+            inference_protocol.SERVER,
+        )
+    )
 
 
 def _telemetry(tracing: Tracing) -> TelemetryConfig:

@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     """Address that the API binds."""
     port: int = Field(default=8420, ge=0, le=65535)
     """Port that the API binds; 0 picks a free one."""
+    grpc_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the Open Inference Protocol over gRPC, at the address of the API. It has no TLS of
+    its own, and needs ``glasshouse[grpc]``. Unset: no gRPC."""
     allowed_hosts: str = ""
     """Host names besides the loopback ones that the API answers for, separated by commas."""
     behind_proxy: bool = False

@@ -35,7 +35,7 @@ from models.database import Database
 from models.settings import Settings
 from models.tables import Key
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/open"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/open", "/v2/health/live", "/v2/health/ready"})
 OPEN_PREFIX = "/errors/"
 COOKIE = "glasshouse_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -205,7 +205,7 @@ class AccessMiddleware:
                 self._keyring.check_rate(caller)
                 scope["state"]["caller"] = caller
             except ServiceError as error:
-                answer = problems.answer(error, problems.request_id_of(scope))
+                answer = problems.answer(error, scope)
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._head_is_here()
         if self.transport.is_closing():
             return
-        answer = problems.answer(error, "")
+        answer = problems.answer(error, {})
         lines = [f"HTTP/1.1 {error.status} {type(error).__name__}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"

@@ -32,7 +32,7 @@ class DiskFullMiddleware:
                 length = Headers(scope=scope).get("content-length", "")
                 if length.isdigit():
                     await drain(receive, int(length))
-                answer = problems.answer(error, problems.request_id_of(scope))
+                answer = problems.answer(error, scope)
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)

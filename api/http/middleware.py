@@ -80,7 +80,7 @@ class RequestLog:
         except Exception:
             log.exception("request_failed", request_id=request_id)
             if status == 0:
-                answer = problems.answer(InternalError(), request_id)
+                answer = problems.answer(InternalError(), scope)
                 await answer(scope, receive, send_with_headers)
         finally:
             self._report(scope, status, time.perf_counter() - began, request_id)
@@ -146,7 +146,7 @@ class RequestGuard:
             limit = self._max_bytes(scope)
             await _check_length(headers, receive, limit)
         except ServiceError as error:
-            answer = problems.answer(error, problems.request_id_of(scope))
+            answer = problems.answer(error, scope)
             await answer(scope, receive, send)
             return
         counted = _counted(with_deadline(receive, self._body_timeout_s), limit)

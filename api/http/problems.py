@@ -51,8 +51,13 @@ def problem_of(error: ServiceError, request_id: str) -> dict[str, Any]:
     return error.context | document
 
 
-def answer(error: ServiceError, request_id: str) -> Response:
-    """Return the response for a failed request."""
+def answer(error: ServiceError, scope: Any) -> Response:
+    """Return the response for a failed request.
+
+    Args:
+        error: what went wrong.
+        scope: of the request; empty if it could not be read.
+    """
     headers: dict[str, str] = {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in {429, 503}:
@@ -63,14 +68,24 @@ def answer(error: ServiceError, request_id: str) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if "allow" in error.context:
         headers["Allow"] = ", ".join(error.context["allow"])
-    return Problem(
-        Json(problem_of(error, request_id)).body, status_code=error.status, headers=headers
-    )
+    document = problem_of(error, request_id_of(scope))
+    if is_inference_protocol(scope.get("path", "")):
+        document["error"] = _in_one_text(error)
+    return Problem(Json(document).body, status_code=error.status, headers=headers)
+
+
+def is_inference_protocol(path: str) -> bool:
+    """Return whether a path is of the Open Inference Protocol, whose errors have ``error``."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+def _in_one_text(error: ServiceError) -> str:
+    return f"{error.detail} {error.advice}" if error.advice else error.detail
 
 
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)  # noqa: S101 (registered for this class)
-    return answer(error, request_id_of(request.scope))
+    return answer(error, request.scope)
 
 
 async def _parameters(request: Request, error: Exception) -> Response:
@@ -81,17 +96,17 @@ async def _parameters(request: Request, error: Exception) -> Response:
     ]
     names = ", ".join(problem.pointer for problem in found)
     wrong = errors.InvalidRequest(f"Parameters of the request are wrong: {names}", problems=found)
-    return answer(wrong, request_id_of(request.scope))
+    return answer(wrong, request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     cls = _BY_STATUS.get(error.status_code, ServiceError)
     if cls is errors.RouteNotFound:
-        return answer(cls("No route matches this path."), request_id_of(request.scope))
+        return answer(cls("No route matches this path."), request.scope)
     if cls is errors.MethodNotAllowed:
         return _not_allowed(request)
-    return answer(cls(str(error.detail)), request_id_of(request.scope))
+    return answer(cls(str(error.detail)), request.scope)
 
 
 def _not_allowed(request: Request) -> Response:
@@ -99,7 +114,7 @@ def _not_allowed(request: Request) -> Response:
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"Allow": ", ".join(allow)})
     detail = f"This path takes {', '.join(allow)}, not {request.method[:20]}."
-    return answer(errors.MethodNotAllowed(detail, allow=allow), request_id_of(request.scope))
+    return answer(errors.MethodNotAllowed(detail, allow=allow), request.scope)
 
 
 def allowed_methods(app: FastAPI, scope: Any) -> list[str]:

@@ -57,6 +57,8 @@ class Problem(BaseModel):
     """Whether the same request may succeed later."""
     errors: list[FieldProblem] | None = None
     hint: str | None = None
+    error: str | None = None
+    """Only below `/v2`: `detail` and `hint`, as the Open Inference Protocol names them."""
 
 
 class JobDevice(Document):

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from api.http.access import OPEN_PATHS
 from api.http.bodies import BODIES
 from api.schemas.documents import Problem, answers
 
@@ -19,6 +20,7 @@ _TAGS = {
     "events": "The event log of a job, as a list and as a stream.",
     "inside": "Inspect a job: metrics, layers, statistics, tensors, logs.",
     "checkpoints": "Saved and uploaded weights.",
+    "inference": "Served models by the Open Inference Protocol (KServe v2, Triton).",
     "models": "Published checkpoints: versions under a name, and aliases.",
     "webhooks": "Notifications when jobs change state.",
     "quotas": "Limits and current use of an owner.",
@@ -64,7 +66,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     _add_bodies(schemas)
     for path, operation in _operations(made):
         _drop_fastapi_errors(operation)
-        if path in {"/livez", "/readyz"}:
+        if path in OPEN_PATHS:
             operation["security"] = []
         else:
             operation["responses"].setdefault("429", answers(429, None, 429)[429])

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import structlog
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.http import problems
 from api.http.access import Caller, Keyring
 from api.http.middleware import SECURITY_HEADERS, Seen, host_name, with_deadline
+from api.serving import inference_protocol
 from api.serving.connection import Reply
 from api.serving.predictions import error_of, head_of, headers_of
 from api.serving.replicas import Replicas
@@ -27,10 +28,13 @@ from models.settings import Settings
 
 log: Any = structlog.get_logger("glasshouse.api")
 
-_PATH = re.compile(r"/api/v1/models/([A-Za-z0-9_.@:-]{1,300})/predict")
-ROUTE = "/api/v1/models/{name}/predict"
+_PREDICT = re.compile(r"/api/v1/models/([A-Za-z0-9_.@:-]{1,300})/predict")
+_INFER = re.compile(r"/v2/models/([A-Za-z0-9_.@:-]{1,300})/infer")
+PREDICT_ROUTE = "/api/v1/models/{name}/predict"
+INFER_ROUTE = "/v2/models/{name}/infer"
 _UNUSUAL = frozenset(
     {b"origin", b"transfer-encoding", b"expect", b"x-request-id", b"traceparent", b"cookie"}
+    | {b"content-encoding"}
 )
 """Headers with which a request takes the long way."""
 _WATCH_AFTER_S = 0.05
@@ -43,6 +47,16 @@ CLIENT_GONE = 499
 
 class _Unusual(Exception):
     """The request takes the long way."""
+
+
+class _Usual(NamedTuple):
+    """A request that takes the short way."""
+
+    route: str
+    reference: str
+    caller: Caller
+    headers: dict[bytes, bytes]
+    query: dict[str, str]
 
 
 class DirectPredictions:
@@ -64,7 +78,7 @@ class DirectPredictions:
         return (
             scope["type"] == "http"
             and scope["method"] == "POST"
-            and scope["path"].endswith("/predict")
+            and scope["path"].endswith(("/predict", "/infer"))
         )
 
     async def __call__(
@@ -72,45 +86,59 @@ class DirectPredictions:
     ) -> None:
         """Handle one request."""
         try:
-            caller, reference, headers, query = self._read_head(scope)
+            usual = self._read_head(scope)
         except _Unusual:
             await otherwise(scope, receive, send)
             return
         began, request_id = time.perf_counter(), f"req_{secrets.token_hex(12)}"
         try:
-            self._keyring.check_rate(caller)
-            head, timeout_s = head_of(headers, query, self._settings.predict_timeout_s)
+            self._keyring.check_rate(usual.caller)
+            head, timeout_s = self._head_of(usual)
             body = await _body(receive, self._settings.body_timeout_s)
             reply = None
             if body is not None:
-                asking = self._replicas.ask(caller.owner, reference, head, body, timeout_s)
+                asking = self._replicas.ask(
+                    usual.caller.owner, usual.reference, head, body, timeout_s
+                )
                 reply = await _unless_left(asking, receive)
             if reply is None:
-                self._report(CLIENT_GONE, began, request_id)
+                self._report(usual.route, CLIENT_GONE, began, request_id)
                 return
             if reply.head["status"] != 200:
                 raise error_of(reply)
             await _send(reply, request_id, send)
-            self._seen("POST", ROUTE, 200, time.perf_counter() - began)
+            self._seen("POST", usual.route, 200, time.perf_counter() - began)
         except ServiceError as error:
             scope.setdefault("state", {})["request_id"] = request_id
-            found = problems.answer(error, request_id)
+            found = problems.answer(error, scope)
             found.headers["X-Request-Id"] = request_id
             found.headers.update(SECURITY_HEADERS)
             await found(scope, receive, send)
-            self._report(error.status, began, request_id)
+            self._report(usual.route, error.status, began, request_id)
 
-    def _read_head(self, scope: Scope) -> tuple[Caller, str, dict[bytes, bytes], dict[str, str]]:
-        """Return who asks, the model, the headers and the query.
+    def _head_of(self, usual: _Usual) -> tuple[dict[str, Any], float]:
+        """Return the head of the frame, and how long the client waits, seconds."""
+        usual_s = self._settings.predict_timeout_s
+        if usual.route == INFER_ROUTE:
+            return inference_protocol.head_of(usual.headers), usual_s
+        return head_of(usual.headers, usual.query, usual_s)
+
+    def _read_head(self, scope: Scope) -> _Usual:
+        """Return who asks for which model, the headers and the query.
 
         Raises:
             _Unusual: a part of it is not as in usual requests.
         """
-        matched = _PATH.fullmatch(scope["path"])
+        path = scope["path"]
+        is_predict = path.endswith("/predict")
+        matched = (_PREDICT if is_predict else _INFER).fullmatch(path)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if matched is None or len(headers) != len(scope["headers"]):
             raise _Unusual
         if not _UNUSUAL.isdisjoint(headers):
+            raise _Unusual
+        accepted = headers.get(b"accept-encoding", b"").decode("latin-1")
+        if not is_predict and inference_protocol.wanted_coding(accepted) is not None:
             raise _Unusual
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > self._settings.max_predict_bytes:
@@ -125,15 +153,16 @@ class DirectPredictions:
         query = dict(parse_qsl(text, keep_blank_values=True)) if text else {}
         if "\0" in "".join(query.values()):
             raise _Unusual
-        return caller, matched[1], headers, query
+        route = PREDICT_ROUTE if is_predict else INFER_ROUTE
+        return _Usual(route, matched[1], caller, headers, query)
 
-    def _report(self, status: int, began: float, request_id: str) -> None:
+    def _report(self, route: str, status: int, began: float, request_id: str) -> None:
         seconds = time.perf_counter() - began
-        self._seen("POST", ROUTE, status, seconds)
+        self._seen("POST", route, status, seconds)
         log.info(
             "request",
             method="POST",
-            route=ROUTE,
+            route=route,
             status=status,
             ms=round(seconds * 1000, 1),
             request_id=request_id,

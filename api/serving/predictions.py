@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.serving.connection import Reply
+from api.serving.inference_protocol import JSON_BYTES_HEADER
 from glasshouse.errors import (
     BadRequest,
     FieldProblem,
@@ -11,6 +12,7 @@ from glasshouse.errors import (
     NotAcceptable,
     PayloadTooLarge,
     PredictionFailed,
+    PredictionTimeout,
     QueueFull,
     ServiceError,
     UnsupportedMedia,
@@ -61,6 +63,8 @@ def headers_of(reply: Reply) -> dict[str, str]:
         "server-timing": ", ".join(shown),
         "x-model-version": f"{head['model']}:{head['version']}",
     }
+    if "json_bytes" in head:
+        known[JSON_BYTES_HEADER.lower()] = str(head["json_bytes"])
     return known | head.get("headers", {})
 
 
@@ -76,6 +80,8 @@ def error_of(reply: Reply) -> ServiceError:
         return QueueFull(detail, retry_after_s=int(head.get("retry_after_s", 1)))
     if code == "invalid_request":
         return _INVALID.get(int(head["status"]), InvalidRequest)(detail, problems=found)
+    if code == "prediction_timeout":
+        return PredictionTimeout(detail)
     return PredictionFailed(detail)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api.serving.connection import ReplicaConnection, ReplicaLost, Reply, connect
+from api.serving.served_models import reason_of, references_of
 from glasshouse.errors import (
     JobEnded,
     JobNotPaused,
@@ -118,6 +119,27 @@ class Replicas:
                 tried[route.job, route.attempt or 0] = time.monotonic()
                 self._table.read_at = min(self._table.read_at, time.monotonic() - FRESH_S)
 
+    async def routes_of(self, owner: str) -> list[Route]:
+        """Return the serve jobs of an owner that have not ended."""
+        if self._age_s() > FRESH_S:
+            await self._refresh()
+        return [route for route in self._table.routes if route.owner == owner]
+
+    async def check_ready(self, owner: str, reference: str) -> None:
+        """Check that a request for a model would be answered.
+
+        Raises:
+            ModelNotFound, ModelVersionNotFound: there is no such model.
+            ModelNotServed: no serve job has it.
+            ReplicaUnavailable: its replica has not started yet.
+        """
+        routes = await self.routes_of(owner)
+        if self._table.find(owner, reference):
+            return
+        starting = [route for route in routes if _is_wanted(route, reference)]
+        if await self._idle(owner, reference, starting) is None:
+            raise ReplicaUnavailable(f"{reference!r} is not ready: {reason_of(starting[0])}.")
+
     def close(self) -> None:
         """End all connections."""
         for connection in self._connections.values():
@@ -207,21 +229,30 @@ class Replicas:
             ModelNotFound, ModelVersionNotFound, ModelNotServed, ReplicaUnavailable: nothing starts.
             PredictionTimeout: the client waits no longer.
         """
-        paused = [route for route in starting if route.state == "paused"]
-        if not starting:
-            await run_in_threadpool(self._check_published, owner, reference)
-            raise ModelNotServed(f"No serve job of yours serves {reference!r}.")
-        if len(paused) == len(starting):
-            idle = [route for route in paused if route.state_reason == IDLE]
-            if not idle:
-                detail = f"The serve job of {reference!r} is paused ({paused[0].job})"
-                raise ModelNotServed(f"{detail}: resume it.")
-            await run_in_threadpool(self._resume, idle[0])
+        if (idle := await self._idle(owner, reference, starting)) is not None:
+            await run_in_threadpool(self._resume, idle)
         if time.monotonic() + _AT_ONCE_S > until:
             if lost is not None:
                 raise ReplicaUnavailable(f"No replica of {reference!r} answers: {lost}.")
             raise _too_late(reference)
         await asyncio.sleep(_AT_ONCE_S / 2)
+
+    async def _idle(self, owner: str, reference: str, starting: Sequence[Route]) -> Route | None:
+        """Return a job that a request must resume; None: one will run without that.
+
+        Raises:
+            ModelNotFound, ModelVersionNotFound, ModelNotServed: none will.
+        """
+        if not starting:
+            await run_in_threadpool(self._check_published, owner, reference)
+            raise ModelNotServed(f"No serve job of yours serves {reference!r}.")
+        if any(route.state != "paused" for route in starting):
+            return None
+        idle = [route for route in starting if route.state_reason == IDLE]
+        if not idle:
+            detail = f"The serve job of {reference!r} is paused ({starting[0].job})"
+            raise ModelNotServed(f"{detail}: resume it.")
+        return idle[0]
 
     def _check_published(self, owner: str, reference: str) -> None:
         with self._database.read() as tx:
@@ -334,8 +365,8 @@ def _served(route: Route, reference: str) -> str | None:
 
 def _is_wanted(route: Route, reference: str) -> bool:
     """Return whether a serve job serves a reference while it runs."""
-    entries = (one if isinstance(one, str) else one["model"] for one in route.spec["models"])
-    return reference in entries and route.parent is None and route.state != "cancelling"
+    is_first = route.parent is None
+    return is_first and reference in references_of(route) and route.state != "cancelling"
 
 
 def _too_late(reference: str) -> PredictionTimeout:

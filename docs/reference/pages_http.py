@@ -26,6 +26,8 @@ PATCHES |= {"/models/{name}": '{"aliases": {"production": 3}}'}
 BYTES = "application/octet-stream"
 FILES = {"/datasets": ("rows.csv", "name=rows&format=csv")}
 FILES |= {"/checkpoints": ("weights.safetensors", "name=mine")}
+FILES |= {"/v2/models/{name}/infer": ("request.bin", "")}
+FILES |= {"/v2/models/{name}/versions/{version}/infer": ("request.bin", "")}
 ARRAYS = {"application/x-npy": "x.npy", "application/vnd.safetensors": "x.safetensors"}
 """Files of media types that hold arrays."""
 LONGEST_BODY = 90

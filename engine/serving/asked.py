@@ -137,3 +137,7 @@ class Asked:
     top_k: int | None
     """The number of entries of ``top_k``; None: `engine.inference.classes.TOP_K`."""
     form: PredictForm | ProtocolForm = PredictForm()
+    priority: int | None = None
+    """Requests with a higher one are computed first; None: that of the head."""
+    timeout_s: float | None = None
+    """How long the client waits, if its body says so."""

@@ -64,17 +64,23 @@ _COMPUTED = {
 }
 """What must be computed of a layer to return a field of it."""
 _REQUEST = ("id", "inputs", "outputs", "parameters")
-_PARAMETERS = ("binary_data_output", "top_k")
+_PARAMETERS = ("binary_data_output", "top_k", "priority", "timeout")
 _INPUT = ("name", "shape", "datatype", "data", "parameters")
 _OUTPUT = ("name", "parameters")
 _OUTPUT_PARAMETERS = ("binary_data", "classification")
 MAX_INPUTS = 2000
 MAX_ID_LENGTH = 1000
+MAX_PRIORITY = 2000
+USUAL_PRIORITY = 1000
+"""That of a request that names none. In this protocol 1 is the highest priority."""
+_MAX_TIMEOUT_US = (1 << 63) - 1
 
 
 class _Options(NamedTuple):
-    is_binary: bool
-    top_k: int | None
+    is_binary: bool = False
+    top_k: int | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
 
 
 def read(
@@ -103,7 +109,8 @@ def read(
     needed = inputs.needed(outputs)
     rows, num_rows = from_arrays(given, needed, inputs, max_rows, problems, pointers)
     form = ProtocolForm(request_id, tensors)
-    return Asked(rows, num_rows, outputs, fields, top_k, form)
+    scheduling = (options.priority, options.timeout_s)
+    return Asked(rows, num_rows, outputs, fields, top_k, form, *scheduling)
 
 
 def _divided(
@@ -124,13 +131,31 @@ def _divided(
 
 def _options(given: Any, problems: Problems) -> _Options:
     if given is None:
-        return _Options(is_binary=False, top_k=None)
+        return _Options()
     if not isinstance(given, dict):
         problems.problem("/parameters", "parameters is not an object", "type")
-        return _Options(is_binary=False, top_k=None)
+        return _Options()
     _known_keys(given, _PARAMETERS, problems, "/parameters")
     is_binary = _flag(given, "binary_data_output", problems, "/parameters")
-    return _Options(bool(is_binary), _number(given, "top_k", problems, "/parameters"))
+    top_k = _number(given, "top_k", problems, "/parameters")
+    priority = _scheduling(given, "priority", MAX_PRIORITY, problems)
+    timeout_us = _scheduling(given, "timeout", _MAX_TIMEOUT_US, problems)
+    return _Options(
+        bool(is_binary),
+        top_k,
+        None if priority is None else USUAL_PRIORITY - priority,
+        None if timeout_us is None else timeout_us / 1e6,
+    )
+
+
+def _scheduling(given: Mapping[str, Any], key: str, most: int, problems: Problems) -> int | None:
+    """Return a number of the schedule policy extension; None: the default (0)."""
+    found = given.get(key, 0)
+    if type(found) is not int or not 0 <= found <= most:
+        detail = f"{key} is {str(found)[:40]!r}, and not an integer from 0 to {most:,}"
+        problems.problem(f"/parameters/{key}", detail, "out_of_range")
+        return None
+    return found or None
 
 
 # --- outputs ---------------------------------------------------------------------------------

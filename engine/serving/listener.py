@@ -85,6 +85,13 @@ class Connection(asyncio.Protocol):
         self._waiting.pop(number, None)
         self.send(*frames.pack_parts(Kind.ANSWER, number, dict(head), body))
 
+    def expire(self, number: int) -> None:
+        """Refuse a request whose own timeout has passed, unless it was answered."""
+        request = self._waiting.get(number)
+        if request is not None:
+            self._listener.cancel(request)
+            self.answered(number, *self._listener.too_late(request.reference))
+
     @property
     def is_sending(self) -> bool:
         """Whether bytes wait to be sent."""
@@ -216,10 +223,12 @@ class Listener:
             return self._refuse(error.status, "invalid_request", str(error), problems=problems)
 
         def answer(found: dict[str, Any], body: bytes) -> None:
-            connection.answered(number, found, body)
+            if not request.is_cancelled:
+                connection.answered(number, found, body)
 
-        until = time.monotonic() + min(float(head.get("timeout_s") or LONGEST_S), LONGEST_S)
-        priority = int(head.get("priority") or 0)
+        patience_s = min(float(head.get("timeout_s") or LONGEST_S), LONGEST_S)
+        until = time.monotonic() + patience_s
+        priority = int(head.get("priority") or 0) if asked.priority is None else asked.priority
         request = Pending(asked, version, reference, answer, until, priority)
         request.shadow = self._shadow_of(request, entry, frame)
         try:
@@ -230,11 +239,18 @@ class Listener:
             return self._full(full)
         for other in removed:
             other.answer(*self._full(QueueFull(len(self._queue), 0.0)))
+        if asked.timeout_s is not None and asked.timeout_s < patience_s:
+            self._loop.call_later(asked.timeout_s, connection.expire, number)
         return request
 
     def cancel(self, request: Pending) -> None:
         """Forget a request that nobody waits for any more."""
         self._queue.cancel(request)
+
+    def too_late(self, reference: str) -> Answer:
+        """Return the answer to a request whose own timeout has passed."""
+        detail = f"{reference!r} did not answer within the timeout of the request: raise it."
+        return self._refuse(504, "prediction_timeout", detail)
 
     def _full(self, full: QueueFull) -> Answer:
         detail = f"{full.size} requests wait already, as many as max_queue allows."

@@ -54,6 +54,11 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def address_of(service: LocalService) -> dict[str, str]:
+    """The variables that name a service."""
+    return {"GLASSHOUSE_URL": service.url, "GLASSHOUSE_API_KEY": service.key}
+
+
 def run(command: list[str], copy: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(
         command,
@@ -73,15 +78,15 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: Path, local_service: LocalService, copy: Path
 ):
     code = [block.text for block in blocks("python") if block.page == page and not block.info]
-    environment = local_service.environment | {"PYTHONPATH": str(ROOT)}
+    environment = local_service.environment | address_of(local_service)
+    environment |= {"PYTHONPATH": str(ROOT)}
     run([sys.executable, "-W", "error", "-c", "\n".join(code)], copy, environment)
 
 
 @pytest.mark.parametrize("block", blocks("bash"), ids=str)
 def test_the_shell_commands_of_a_page_run(block: Block, local_service: LocalService, copy: Path):
-    environment = local_service.environment | {
-        "GLASSHOUSE_URL": local_service.url,
-        "GLASSHOUSE_API_KEY": local_service.key,
+    environment = local_service.environment | address_of(local_service)
+    environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     said = run(["bash", "-euo", "pipefail", "-c", block.text], copy, environment)

@@ -32,6 +32,10 @@ NOT_METHODS = {
     "getLivez": "for process managers; a client calls `ready`",
     "getMetrics": "for Prometheus, in its text; `client.request` reads it where somebody must",
 }
+NOT_METHODS |= dict.fromkeys(
+    (name for name, (_, path) in OPERATIONS.items() if path.startswith("/v2")),
+    "of the Open Inference Protocol, for the clients of other servers; `predict` is the client's",
+)
 GRAPH = {"type": "graph", "layers": [{"name": "fc", "type": "Linear"}]}
 JOB = "job_1"
 CALLS: dict[str, Callable[[Any, Any], Any]] = {

@@ -35,7 +35,7 @@ UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 OPEN = frozenset(
     {"/livez", "/readyz", "/open", "/errors/{code}", "/", "/jobs", "/jobs/{id}", "/jobs/{id}/{tab}"}
     | {"/jobs/{id}/layers/{layer}", "/compare", "/datasets", "/datasets/{id}", "/devices"}
-    | {"/submit", "/settings", "/assets/{file}"}
+    | {"/submit", "/settings", "/assets/{file}", "/v2/health/live", "/v2/health/ready"}
 )
 """Paths that need no key. A new one is a decision: it is made here, too."""
 SHARED = frozenset(
@@ -43,10 +43,14 @@ SHARED = frozenset(
     | {"/api/v1/workers/{id}"}
 )
 """Paths with places that are nobody's own: the service's, or for admins only."""
-READING_POSTS = frozenset({"/api/v1/plan", "/api/v1/tickets", "/api/v1/models/{name}/predict"})
+READING_POSTS = frozenset(
+    {"/api/v1/plan", "/api/v1/tickets", "/api/v1/models/{name}/predict", "/v2/repository/index"}
+    | {"/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"}
+)
 """POSTs that change nothing of anybody's, and so need the scope ``read`` only."""
 PROBE = {"layers": ["fc"], "kinds": ["output"], "every": 5}
 MERGE = "application/merge-patch+json"
+INFER = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,9 @@ def body_of(route: Route, populated: PopulatedApi) -> dict[str, Any]:
         "POST /api/v1/models/{name}/predict": {"rows": [{"x": [1.0, 2.0]}]},
         "POST /api/v1/webhooks": {"url": "https://example.org/hook"},
         "PATCH /api/v1/webhooks/{id}": {"url": "https://example.org/other"},
+        "POST /v2/models/{name}/infer": INFER,
+        "POST /v2/models/{name}/versions/{version}/infer": INFER,
+        "POST /v2/repository/index": {"ready": True},
     }
     if str(route) == "POST /api/v1/checkpoints":
         return {"content": weights()}

@@ -798,6 +798,30 @@ def test_outputs_of_the_protocol_that_do_not_exist_are_refused(digits, outputs, 
     assert what in found[pointer]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "priority", "timeout_s"),
+    [
+        ({}, None, None),
+        ({"priority": 0, "timeout": 0}, None, None),
+        ({"priority": 1}, 999, None),
+        ({"priority": 2000}, -1000, None),
+        ({"timeout": 1500}, None, 0.0015),
+    ],
+)
+def test_a_request_of_the_protocol_has_a_priority_and_a_timeout(
+    digits, parameters, priority, timeout_s
+):
+    asked = digits.read({"inputs": [GOOD], "parameters": parameters}, protocol="v2")
+    assert (asked.priority, asked.timeout_s) == (priority, timeout_s)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", True, None, 2**64])
+@pytest.mark.parametrize("key", ["priority", "timeout"])
+def test_other_priorities_and_timeouts_are_refused(digits, key, value):
+    found = digits.problems({"inputs": [GOOD], "parameters": {key: value}}, protocol="v2")
+    assert "not an integer from 0 to" in found[f"/parameters/{key}"]
+
+
 def test_sizes_of_binary_tensors_must_add_up(digits):
     text = json.dumps({"inputs": [{**GOOD, "data": [0] * 24}]}).encode()
     found = digits.problems(text + bytes(5), protocol="v2", json_bytes=len(text))
