@@ -81,7 +81,10 @@ def ended(client: gh.Client, spec: dict[str, Any]) -> gh.Job:
     """Submit a job and wait for its success; its log is shown if it fails."""
     job = client.jobs.create(spec)
     try:
-        return job.wait(timeout=LIMIT_S)
+        job.wait(timeout=LIMIT_S)
+        times = [job.data[name] for name in ("created_at", "started_at", "ended_at")]
+        print(job.id, *times)  # noqa: T201 - read with -s
+        return job
     finally:
         if job.refresh().state != "succeeded":
             print(job.logs())  # noqa: T201 - shown with a failure
@@ -100,16 +103,16 @@ def test_the_devices_list_has_the_card_and_what_the_driver_says_of_it(client: gh
     assert 10 < card.temperature_celsius < 100
     assert 10 < card.power_watts < 1500
     assert 0 <= card.utilization_percent <= 100
-    assert card.interconnect["peers"].keys() == {
+    assert card.data["interconnect"]["peers"].keys() == {
         f"cuda:{number}" for number in range(1, torch.cuda.device_count())
     }
     print(card.data)  # noqa: T201 - read with -s
     (host,) = client.system()
     print(host.data)  # noqa: T201
-    assert host.versions["driver"]
-    assert host.versions["cuda"] == torch.version.cuda
-    assert host.versions["cudnn"]
-    assert host.versions["nccl"]
+    assert host.data["versions"]["driver"]
+    assert host.data["versions"]["cuda"] == torch.version.cuda
+    assert host.data["versions"]["cudnn"]
+    assert host.data["versions"]["nccl"]
 
 
 def test_a_job_on_the_device_computes_what_the_cpu_does(trained: gh.Job, twin: gh.Job):
