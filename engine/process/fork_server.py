@@ -71,6 +71,18 @@ def load_driver() -> int:
     return num_threads() - before
 
 
+def check_threads(num_expected: int) -> None:
+    """Exit if this process has more threads than its own and those of the driver.
+
+    Raises:
+        SystemExit: it has.
+    """
+    names = thread_names()
+    if len(names) > num_expected:
+        listed = ", ".join(names)
+        raise SystemExit(f"the fork server has the threads {listed}; a fork of it could hang")
+
+
 def num_threads() -> int:
     """Return the number of threads, including those of native libraries if they can be counted."""
     return len(thread_names())
@@ -243,9 +255,7 @@ def main() -> None:
     num_expected = 1 + load_driver()
     warm_up()
     seal_pickle()
-    if num_threads() != num_expected:
-        names = ", ".join(thread_names())
-        raise SystemExit(f"the fork server has the threads {names}; a fork of it could hang")
+    check_threads(num_expected)
     gc.freeze()
     gc.enable()
     ForkServer(connection).serve()

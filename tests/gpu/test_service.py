@@ -5,6 +5,7 @@ reports the device. ``ENGINE_DEVICE=cpu`` runs the same jobs on CPU cores.
 """
 
 import os
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -181,6 +182,28 @@ def test_inference_and_evaluation_are_those_of_the_cpu(
     for name in ("loss", "accuracy"):
         mine, theirs = (one["metrics"][name] for one in judged)
         assert mine == pytest.approx(theirs, rel=1e-3), name
+
+
+def test_a_published_model_answers_from_the_device(client: gh.Client, trained: gh.Job, digits: str):
+    client.models.publish("on-device", trained.checkpoints()[-1])
+    images = np.random.default_rng(0).random((4, 1, 8, 8), np.float32)
+    expected = client.infer(trained, images, devices=HERE)["fc"]
+    job = client.jobs.create({"kind": "serve", "models": ["on-device"], "devices": THERE})
+    try:
+        until(lambda: job.refresh().state == "running", LIMIT_S, "the start of the replica")
+        body = {"inputs": {"image": images.tolist()}, "fields": ["value"]}
+
+        def predicted() -> Any:
+            return client.request("POST", "/api/v1/models/on-device/predict", json=body).json()
+
+        found = np.asarray(predicted()["outputs"]["fc/value"], np.float32)
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        began = time.perf_counter()
+        for _ in range(50):
+            predicted()
+        print("ms per prediction:", 20 * (time.perf_counter() - began))  # noqa: T201
+    finally:
+        job.cancel(force=True)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "auto"])
