@@ -5,6 +5,9 @@ the scores, classes and probabilities of all rows. They take turns in one proces
 median of the ratios of wall time. ``--outside`` gives the CPU time of the main thread outside the
 network, which other load disturbs less. ``--memory`` runs the engine alone, each time in a fresh
 process, over more and more rows; its anonymous memory must not grow. Prints JSON lines.
+
+``--device cuda`` runs both sides on the first CUDA device. There the hand-written loop copies each
+batch to the device and its outputs back, and a larger ``--batch`` is usual.
 """
 
 import argparse
@@ -32,6 +35,7 @@ from engine.process import rank
 from engine.process.planner import answer
 
 BATCH = 256
+CPU = {"type": "cpu", "threads": 1}
 
 
 def make_table(directory: Path, num_rows: int) -> Path:
@@ -58,7 +62,7 @@ def run_job(directory: Path, job: dict[str, Any], table: Path, **more: Any) -> f
     asked = {"id": 1, "do": "plan", "spec": job, "datasets": {"d": meta}, **network}
     resolved = answer(asked)["plan"]["spec"]
     whole = {"spec": resolved, "datasets": {"d": {"dir": str(table)}}, **more}
-    whole |= {"job": "job_x", "attempt": 1, "device": {"type": "cpu", "threads": 1}}
+    whole = {"job": "job_x", "attempt": 1, "device": CPU} | whole
     (directory / "job.json").write_text(json.dumps(whole))
     began = time.perf_counter()
     rank.carry_out(directory, None)
@@ -79,7 +83,7 @@ def trained(directory: Path) -> tuple[dict[str, Any], Path]:
     return described, directory / "training" / saved["dir"]
 
 
-def by_hand(table: Path, checkpoint: Path, target: Path) -> float:
+def by_hand(table: Path, checkpoint: Path, target: Path, device: str, batch: int) -> float:
     """Run the hand-written loop; return its seconds."""
     began = time.perf_counter()
     network = nn.Sequential(
@@ -91,49 +95,55 @@ def by_hand(table: Path, checkpoint: Path, target: Path) -> float:
     places = {"conv1": "0", "conv2": "3", "fc": "7"}
     named = {name.partition("."): x for name, x in weights.items()}
     network.load_state_dict({f"{places[a]}.{b}": x for (a, _, b), x in named.items()})
-    network.eval()
+    network.to(device).eval()
     images = np.load(table / "train" / "0.npy", mmap_mode="r")
     values, ids, probabilities = [], [], []
     with torch.inference_mode():
-        for start in range(0, len(images), BATCH):
-            x = torch.from_numpy(images[start : start + BATCH].copy())[:, None].float().div_(255)
-            scores = network(x)
+        for start in range(0, len(images), batch):
+            rows = torch.from_numpy(images[start : start + batch].copy()).to(device)
+            scores = network(rows[:, None].float().div_(255))
             best = scores.softmax(1).max(1)
-            values.append(scores)
-            ids.append(best.indices)
-            probabilities.append(best.values)
+            values.append(scores.cpu())
+            ids.append(best.indices.cpu())
+            probabilities.append(best.values.cpu())
     joined = {"value": values, "id": ids, "prob": probabilities}
     save_file({f"fc/{name}": torch.cat(parts) for name, parts in joined.items()}, target)
     return time.perf_counter() - began
 
 
-def infer_job() -> dict[str, Any]:
-    data = {"dataset": "d", "split": "train", "batch_size": BATCH}
+def infer_job(batch: int = BATCH) -> dict[str, Any]:
+    data = {"dataset": "d", "split": "train", "batch_size": batch}
     return {"kind": "infer", "job": "job_x", "data": data, "outputs": ["fc"]}
 
 
-def compare(num_rows: int, rounds: int, directory: Path) -> dict[str, Any]:
+def compare(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Let both sides take turns."""
     described, checkpoint = trained(directory)
-    table = make_table(directory / "many", num_rows)
+    table = make_table(directory / "many", given.rows)
     more = {"trained_by": described, "checkpoint": {"dir": str(checkpoint)}}
-    ratios: list[float] = []
-    for turn in range(rounds + 1):
+    more |= {"device": {"type": given.device, "threads": 1}}
+    took: list[tuple[float, float]] = []
+    for turn in range(given.rounds + 1):
         target = directory / f"by-hand-{turn}.safetensors"
-        plain = by_hand(table, checkpoint, target)
-        mine = run_job(directory / f"turn-{turn}", infer_job(), table, **more)
+        plain = by_hand(table, checkpoint, target, given.device, given.batch)
+        mine = run_job(directory / f"turn-{turn}", infer_job(given.batch), table, **more)
         found = load_file(directory / f"turn-{turn}" / "artifacts" / "outputs.safetensors")
         for name, tensor in load_file(target).items():
             torch.testing.assert_close(found[name], tensor)
         if turn:  # the first warms up
-            ratios.append(plain / mine)
+            took.append((plain, mine))
+    ratios = [plain / mine for plain, mine in took]
+    rates = [round(given.rows / statistics.median(side)) for side in zip(*took, strict=True)]
     return {
         "bench": "inference",
-        "rows": num_rows,
+        "device": given.device,
+        "rows": given.rows,
+        "batch": given.batch,
         "throughput_ratio": round(statistics.median(ratios), 3),
         "low": round(min(ratios), 3),
         "high": round(max(ratios), 3),
-        "rounds": rounds,
+        "rows_per_s": {"by_hand": rates[0], "engine": rates[1]},
+        "rounds": given.rounds,
     }
 
 
@@ -219,6 +229,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory", action="store_true", help="in this process, without turns")
     parser.add_argument("--outside", action="store_true", help="CPU time outside the network")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batch", type=int, default=BATCH, help="rows of a batch")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -228,7 +240,9 @@ def main() -> None:
         if given.memory:
             print(json.dumps(memory(given.rows, Path(name))))
             return
-        print(json.dumps(compare(given.rows, given.rounds, Path(name))), flush=True)
+        print(json.dumps(compare(given, Path(name))), flush=True)
+    if given.device != "cpu":
+        return
     for num_rows in (given.rows, 4 * given.rows):
         command = [sys.executable, "-m", "bench.data.inference", "--memory"]
         subprocess.run([*command, "--rows", str(num_rows)], check=True)

@@ -204,6 +204,7 @@ class Window:
         self.seconds = math.nan
         self.peak_bytes: int | None = None
         if devices.is_accelerator(place.device):
+            torch.empty(0, device=place.device)  # there are no statistics before the first tensor
             torch.accelerator.reset_peak_memory_stats(place.device)
 
     @property

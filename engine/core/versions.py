@@ -26,14 +26,14 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         **device.versions(),
-        "driver": _driver(),
+        "driver": driver_version(),
         **{name: match and match[1] for name, match in found.items()},
     }
 
 
-def _driver(path: Path = _DRIVER) -> str | None:
+def driver_version(path: Path = _DRIVER) -> str | None:
     """Return the version of NVIDIA's kernel driver, as the kernel reports it."""
     with contextlib.suppress(OSError):
-        found = re.search(r"Kernel Module\D*([\d.]+)", path.read_text())
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", path.read_text())
         return found and found[1]
     return None

@@ -40,6 +40,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _GRACE_S = 5.0
 _MAX_LINE = 1 << 20
+_TASKS = "/proc/self/task"
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -57,12 +58,42 @@ def warm_up() -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
+def load_driver() -> int:
+    """Let torch count the devices, as a backward pass does; return how many threads that starts.
+
+    Where there is a CUDA driver, counting initializes it, although it shows no device here, and it
+    has threads of its own. A fork does not have them and never calls the driver: a rank on CPU
+    cores uses no device, and torch, which counts once, does not ask again. A rank on a device is a
+    new program.
+    """
+    before = num_threads()
+    torch.ones(1, requires_grad=True).sum().backward()
+    return num_threads() - before
+
+
+def check_threads(num_expected: int) -> None:
+    """Exit if this process has more threads than its own and those of the driver.
+
+    Raises:
+        SystemExit: it has.
+    """
+    names = thread_names()
+    if len(names) > num_expected:
+        listed = ", ".join(names)
+        raise SystemExit(f"the fork server has the threads {listed}; a fork of it could hang")
+
+
 def num_threads() -> int:
     """Return the number of threads, including those of native libraries if they can be counted."""
+    return len(thread_names())
+
+
+def thread_names() -> list[str]:
+    """Return the names of all threads, including those of native libraries if they are known."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return [Path(_TASKS, one, "comm").read_text().strip() for one in os.listdir(_TASKS)]
     except FileNotFoundError:
-        return threading.active_count()
+        return [thread.name for thread in threading.enumerate()]
 
 
 class ForkServer:
@@ -221,11 +252,10 @@ def main() -> None:
     connection = socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE, "3")))
     os.set_inheritable(connection.fileno(), False)
     check_torch()
+    num_expected = 1 + load_driver()
     warm_up()
     seal_pickle()
-    threads = num_threads()
-    if threads != 1:
-        raise SystemExit(f"the fork server has {threads} threads; a fork of it could hang")
+    check_threads(num_expected)
     gc.freeze()
     gc.enable()
     ForkServer(connection).serve()

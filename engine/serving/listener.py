@@ -231,6 +231,13 @@ class Listener:
         priority = int(head.get("priority") or 0) if asked.priority is None else asked.priority
         request = Pending(asked, version, reference, answer, until, priority)
         request.shadow = self._shadow_of(request, entry, frame)
+        refused = self._put(request)
+        if refused is None and asked.timeout_s is not None and asked.timeout_s < patience_s:
+            self._loop.call_later(asked.timeout_s, connection.expire, number)
+        return refused or request
+
+    def _put(self, request: Pending) -> Answer | None:
+        """Queue a request; return the answer that refuses it if it has no place."""
         try:
             removed = self._queue.put(request)
         except QueueFull as full:
@@ -239,9 +246,7 @@ class Listener:
             return self._full(full)
         for other in removed:
             other.answer(*self._full(QueueFull(len(self._queue), 0.0)))
-        if asked.timeout_s is not None and asked.timeout_s < patience_s:
-            self._loop.call_later(asked.timeout_s, connection.expire, number)
-        return request
+        return None
 
     def cancel(self, request: Pending) -> None:
         """Forget a request that nobody waits for any more."""

@@ -26,6 +26,9 @@ _ON_DEVICE = {
     "limit_bytes": re.compile(rf"total capacity of {_SIZE}"),
     "free_bytes": re.compile(rf"of which {_SIZE} is free"),
 }
+_ALLOWED = re.compile(rf"{_SIZE} allowed; ")
+"""What `cap_memory` lets the process take, which torch's message has only then."""
+_TAKEN = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
 _ON_HOST = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 _CGROUP = Path("/sys/fs/cgroup")
 _GROUP_FILES = (
@@ -99,12 +102,22 @@ def on_device(text: str) -> dict[str, Any]:
     """Return what the message of a ``torch.OutOfMemoryError`` and the device itself report."""
     found: dict[str, Any] = {"where": "device"}
     for name, pattern in _ON_DEVICE.items():
-        if (match := pattern.search(text)) is not None:
-            found[name] = round(float(match[1]) * _UNITS[match[2]])
+        if (read := _bytes_in(text, pattern)) is not None:
+            found[name] = read
+    if (allowed := _bytes_in(text, _ALLOWED)) is not None:  # the process is capped
+        found["limit_bytes"] = allowed
+        left = max(0, allowed - (_bytes_in(text, _TAKEN) or 0))
+        found["free_bytes"] = min(left, found.get("free_bytes", left))
     with contextlib.suppress(Exception):  # a failing device is not queried again
         if (peak := peak_bytes()) is not None:
             found["peak_bytes"] = peak
     return found
+
+
+def _bytes_in(text: str, pattern: re.Pattern[str]) -> int | None:
+    """Return the size that a message of torch names; None: it names none."""
+    match = pattern.search(text)
+    return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 
 def on_host(text: str) -> dict[str, Any]:

@@ -59,10 +59,16 @@ def tried(device: torch.device) -> "TritonKernel":
             for figures in found
         )
     except Exception as error:
-        raise NotUsable(f"{type(error).__name__}: {str(error)[:300]}") from error
+        raise NotUsable(f"{type(error).__name__}: {shortened(str(error))}") from error
     if not agree:
         raise NotUsable("the Triton kernel gives other figures than torch")
     return kernel
+
+
+def shortened(message: str) -> str:
+    """Return the first and the last line of a message: Triton says at the end what is wrong."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    return " … ".join(dict.fromkeys((lines[0][:300], lines[-1][:300])))
 
 
 def main() -> int:

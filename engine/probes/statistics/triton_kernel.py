@@ -7,8 +7,7 @@ histogram is counted in the same pass, by integer atomics, whose sums do not dep
 Many tensors of one type take two launches.
 
 Needs Triton, which torch's CUDA builds for Linux include; ``triton_check`` decides whether it is
-used. It has been compiled for devices, but so far run only in Triton's interpreter on the CPU;
-``tests/gpu`` has the same tests for a device.
+used. ``tests/gpu`` tests it on a device, or in Triton's interpreter on the CPU.
 """
 
 # Triton compiles the bodies of these functions: their arguments have its types, not Python's.

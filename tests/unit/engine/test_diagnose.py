@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core.versions import versions
+from engine.core.versions import driver_version, versions
 from engine.diagnose import values
 from engine.diagnose.bandwidth import bandwidths
 from engine.diagnose.diagnose import pairs_of
@@ -341,6 +341,19 @@ def test_a_process_that_dies_fails_the_others_which_report_it(
     (result,) = [item["result"] for item in records if item["type"] == "result"]
     assert result["findings"][0]["evidence"]["operation"] == "all_gather of 1024 bytes"
     ranks[1].close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Sat Aug 19 2026\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n",
+    ],
+)
+def test_the_version_of_the_driver_is_read_of_both_kernel_modules(text: str, tmp_path):
+    (tmp_path / "version").write_text(text)
+    assert driver_version(tmp_path / "version") == "580.159.04"
+    assert driver_version(tmp_path / "none") is None
 
 
 def test_versions_are_those_of_this_torch():

@@ -22,6 +22,15 @@ CUDA = (
 )
 
 
+CAPPED = (
+    "CUDA out of memory. Tried to allocate 390.62 MiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 138.00 GiB is free. Including non-PyTorch memory, this process has 1.10 GiB memory in "
+    "use. 512.00 MiB allowed; Of the allocated memory 392.00 MiB is allocated by PyTorch, and 1.00 "
+    "MiB is reserved by PyTorch but unallocated."
+)
+"""As CUDACachingAllocator.cpp says it after ``set_per_process_memory_fraction``."""
+
+
 def raised(work) -> BaseException:
     try:
         work()
@@ -46,6 +55,15 @@ def test_the_devices_own_words_are_read():
     assert memory["free_bytes"] == GiB // 2
     assert memory["limit_bytes"] == round(139.8 * GiB)
     assert "20.0 GiB more was asked for, 512.0 MiB was free" in failure.detail
+
+
+def test_the_limit_of_a_process_whose_memory_is_capped_is_its_own():
+    failure = classify(torch.OutOfMemoryError(CAPPED))
+    memory = failure.as_dict()["memory"]
+    assert memory["limit_bytes"] == 512 * 2**20
+    assert memory["free_bytes"] == 120 * 2**20
+    assert "390.6 MiB more was asked for, 120.0 MiB was free" in failure.detail
+    assert "there is 512.0 MiB in all" in failure.detail
 
 
 def test_what_the_cpus_allocator_refuses_is_the_hosts_memory():

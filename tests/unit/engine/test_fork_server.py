@@ -9,8 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.core.spool import read_frames
+from engine.process import fork_server as serving
 from glasshouse.processes import SHOW_STACKS
 from tests.unit.engine.runs import losses, of_type, planned, run, spec, write_job
 from tests.waiting import until
@@ -189,6 +191,27 @@ def test_ranks_end_with_the_worker_and_with_the_fork_server(digits, tmp_path):
     until(lambda: _gone(pid))
     for descriptor in lifelines:
         os.close(descriptor)
+
+
+def test_only_the_threads_that_counting_devices_starts_are_accepted(monkeypatch):
+    """As the CUDA driver starts one in the first backward pass, where there is one."""
+    backward, ended = torch.Tensor.backward, threading.Event()
+    of_driver = threading.Thread(target=ended.wait)
+
+    def first_backward(x: torch.Tensor) -> None:
+        of_driver.start()
+        backward(x)
+
+    monkeypatch.setattr(torch.Tensor, "backward", first_backward)
+    num_before = serving.num_threads()
+    try:
+        assert serving.load_driver() == 1
+        serving.check_threads(num_before + 1)
+        with pytest.raises(SystemExit, match="a fork of it could hang"):
+            serving.check_threads(num_before)
+    finally:
+        ended.set()
+        of_driver.join()
 
 
 def test_a_thread_that_ends_takes_no_rank_along(fork_server, digits, tmp_path):

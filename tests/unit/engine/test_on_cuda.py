@@ -98,6 +98,15 @@ def test_without_triton_the_plain_path_is_used_and_that_is_reported(monkeypatch,
     triton_check.kernel_for.cache_clear()
 
 
+def test_the_reason_is_reported_which_is_at_the_end_of_tritons_message():
+    """Before it is the source up to the line, which is longer than what is reported."""
+    source = ["at 36:4:", *["    x = x + 1"] * 60]
+    message = "\n".join([*source, 'ValueError("arange\'s range must be a power of 2")'])
+    assert triton_check.shortened(message) == f"at 36:4: … {message.splitlines()[-1]}"
+    assert triton_check.shortened("one line\n") == "one line"
+    assert triton_check.shortened("") == ""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_the_module_says_that_there_is_no_device(capsys):
     assert triton_check.main() == 1

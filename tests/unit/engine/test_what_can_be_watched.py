@@ -179,6 +179,7 @@ def test_figures_of_a_sparse_gradient_count_the_absent_rows_as_zeros(digits, tmp
             assert figures[6] >= 0.75  # ten of the forty rows exist in the data
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are:UserWarning")  # torch 2.11
 @pytest.mark.parametrize("hole", [None, float("nan"), float("inf")])
 @pytest.mark.parametrize("indices", [[1, 1, 4], [], [0, 1, 2, 3, 4, 5]])
 def test_sparse_figures_are_those_of_the_dense_tensor(hole, indices):
