@@ -42,6 +42,8 @@ def listen_at(settings: Settings, directory: Path) -> dict[str, Any]:
 def models_of(tx: Transaction, job: Job, artifacts: Artifacts) -> list[dict[str, Any]]:
     """Return the versions that the references of a serve job name now, with their files.
 
+    `with_networks` adds the rest of what a rank needs.
+
     Raises:
         NotFound: a model, a version or a file is gone.
     """
@@ -56,6 +58,22 @@ def models_of(tx: Transaction, job: Job, artifacts: Artifacts) -> list[dict[str,
                 described[part] = version | {"share": other.share}
         found.append(described)
     return found
+
+
+def with_networks(tx: Transaction, models: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return versions with the specs that they were trained by, which may be large."""
+    found: list[dict[str, Any]] = []
+    for described in models:
+        whole = {**described, "trained_by": _trained_by(tx, described)}
+        for part in ("canary", "shadow"):
+            if (other := described.get(part)) is not None:
+                whole[part] = {**other, "trained_by": _trained_by(tx, other)}
+        found.append(whole)
+    return found
+
+
+def _trained_by(tx: Transaction, described: Mapping[str, Any]) -> dict[str, Any]:
+    return checkpoints.trained(tx, checkpoints.get(tx, str(described["checkpoint"]), None))
 
 
 def hold(tx: Transaction, job: Job, models: Iterable[Mapping[str, Any]]) -> None:
@@ -78,7 +96,6 @@ def _version(tx: Transaction, job: Job, reference: str, artifacts: Artifacts) ->
         "version": one.version.number,
         "checkpoint": one.checkpoint.id,
         "dir": str(artifacts.local(one.checkpoint.key)),
-        "trained_by": checkpoints.trained(tx, one.checkpoint),
     }
 
 
@@ -110,6 +127,7 @@ class ModelDelivery:
             if changed := _names(models) != self._names:
                 with context.database.write() as tx:
                     hold(tx, job, models)
+                    models = with_networks(tx, models)
         except AWAY:
             return
         except (NotFound, FileNotFoundError) as error:
