@@ -13,7 +13,7 @@ from engine.data.columns.loaded import LoadedField
 from engine.data.sources.inline import array_field, inline_field, num_rows_of
 from engine.serving.asked import Problems, bad, listed, similar, token
 from engine.serving.model_inputs import ModelInputs
-from glasshouse.spec import IntegerField
+from glasshouse.spec import DenseField, DenseSequenceField, IntegerField
 
 MAX_STEPS = 1 << 22
 """The most steps of all rows of a sequence field, with padding."""
@@ -88,7 +88,8 @@ def from_arrays(
     """Convert arrays of fields, and ``<field>.lengths`` of sequences; return the number of rows.
 
     The numbers are those of the columns before they are normalized, but ``scale`` does not apply:
-    they mean the same as ``inputs`` in JSON.
+    they mean the same as ``inputs`` in JSON. Only uint8 is scaled, as in a dataset: pixels of 0 to
+    255 become [0, 1] unless the field has another ``scale``.
 
     Raises:
         BadRequest: they do not fit the model, or something was found before.
@@ -130,9 +131,18 @@ def _field(
         if lengths is not None:
             raise BadField(f"texts have their own lengths: remove {lengths_of(name)!r}", name)
         return inline_field(name, given, shape, meaning, inputs.most)
-    numbers = given.astype(np.uint8) if given.dtype == np.bool_ else given
+    numbers = given.astype(np.uint8) if given.dtype == np.bool_ else _in_units(name, given, inputs)
     steps = None if lengths is None else _lengths(name, lengths, numbers)
     return array_field(name, numbers, shape, meaning, inputs.most, steps)
+
+
+def _in_units(name: str, given: NDArray[Any], inputs: ModelInputs) -> NDArray[Any]:
+    """Scale bytes of a dense field as a uint8 column of a dataset is; leave other arrays."""
+    mine = inputs.meaning.fields.get(name)
+    if given.dtype != np.uint8 or not isinstance(mine, DenseField | DenseSequenceField):
+        return given
+    scaled = given.astype(np.float32)
+    return scaled / np.float32(255) if mine.scale is None else scaled * np.float32(mine.scale)
 
 
 def _lengths(name: str, given: Given, array: NDArray[Any]) -> NDArray[np.int64]:
