@@ -114,7 +114,7 @@ def test_errors_below_v2_have_the_text_of_the_protocol():
 
 
 def route(models: list[str], served: list[tuple[str, int]] | None, **changes: Any) -> Route:
-    made = Route("job_1", "ada", "running", None, {"models": models}, 1, "a", "t", ())
+    made = Route("job_1", "ada", "running", None, {"models": models}, 1, "a", "t", (), None)
     found = [{"reference": "", "model": name, "version": version} for name, version in served or ()]
     if served is None:
         made = made._replace(attempt=None, state="queued")
