@@ -18,7 +18,7 @@ from glasshouse.errors import (
     PayloadTooLarge,
     UnsupportedMedia,
 )
-from glasshouse.spec.model_names import LATEST, parse_model_reference
+from glasshouse.spec.model_names import LATEST, canonical, parse_model_reference
 
 JSON_BYTES_HEADER = "Inference-Header-Content-Length"
 _JSON_BYTES = JSON_BYTES_HEADER.lower().encode()
@@ -64,7 +64,7 @@ def reference_of(name: str, version: str | None = None) -> str:
         detail = f"{name[:100]!r} refers to no model: write name, name@alias or name:version."
         raise ModelNotFound(detail)
     if version is None:
-        return name
+        return canonical(name)
     if found.version is not None:
         detail = f"{name!r} names a version already: remove /versions/{version[:100]}, or write"
         raise ModelVersionNotFound(f"{detail} {found.name!r} for the model.")

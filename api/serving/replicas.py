@@ -24,7 +24,7 @@ from glasshouse.errors import (
     ReplicaUnavailable,
 )
 from glasshouse.spec.jobs.serve_job import IDLE
-from glasshouse.spec.model_names import parse_model_reference
+from glasshouse.spec.model_names import canonical, parse_model_reference
 from models import published_models
 from models.database import Database
 from models.fleet.notifier import Notifier
@@ -102,6 +102,7 @@ class Replicas:
             PredictionTimeout: there was no answer in time.
             ReplicaUnavailable: it cannot be reached.
         """
+        reference = canonical(reference)
         until = time.monotonic() + timeout_s
         lost: ReplicaLost | None = None
         tried: dict[tuple[str, int], float] = {}

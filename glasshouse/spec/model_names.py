@@ -73,3 +73,8 @@ def parse_model_reference(text: str) -> ModelReference | None:
         return None
     name, alias, number = found.groups()
     return ModelReference(name, alias, None if number is None else int(number))
+
+
+def canonical(reference: str) -> str:
+    """Return a reference in the form in which serve jobs name it: ``name@latest`` is ``name``."""
+    return reference.removesuffix(f"@{LATEST}")

@@ -12,6 +12,7 @@ from api.schemas import documents
 from api.schemas.serving import PREDICT_BODY, Prediction
 from api.schemas.views import BASE
 from api.serving.connection import Reply
+from api.serving.inference_protocol import decoded
 from api.serving.predictions import error_of, head_of, headers_of
 from glasshouse.errors import ModelNotFound
 from glasshouse.spec.model_names import parse_model_reference
@@ -50,7 +51,9 @@ async def predict(request: Request, app_state: AppStateDep, caller: Read, name: 
     query = dict(request.query_params)
     usual_s = app_state.settings.predict_timeout_s
     head, timeout_s = head_of(dict(request.headers.raw), query, usual_s)
-    body = await request.body()
+    coding = request.headers.get("content-encoding", "")
+    most = app_state.settings.max_predict_bytes
+    body = await decoded(await request.body(), coding, most)
     reply = await ask(request, app_state, caller, name, head, body, timeout_s)
     if reply is None:
         return Response(status_code=CLIENT_GONE)

@@ -13,7 +13,7 @@ from pydantic import (
 from pydantic import Field as Constraint
 
 from glasshouse.spec.jobs.job import Job, Retry
-from glasshouse.spec.model_names import parse_model_reference
+from glasshouse.spec.model_names import canonical, parse_model_reference
 from glasshouse.spec.strict import Spec, WrongAt, repeated
 
 MAX_MODELS = 100
@@ -27,7 +27,7 @@ def _check_reference(text: str) -> str:
     if parse_model_reference(text) is None:
         detail = f"{text[:100]!r} refers to no published model: write name, name@alias or"
         raise ValueError(f"{detail} name:version")
-    return text
+    return canonical(text)
 
 
 PublishedName = Annotated[

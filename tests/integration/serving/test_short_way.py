@@ -1,5 +1,6 @@
 """Usual requests take a short way through the API, unusual ones the long way; the answers agree."""
 
+import gzip
 import json
 import re
 from typing import Any
@@ -13,6 +14,8 @@ CASES: list[tuple[int, str, Any, dict[str, str], dict[str, str]]] = [
     (200, "ways", GOOD, {}, {}),
     (200, "ways:1", GOOD, {}, {"timeout_s": "5", "priority": "3"}),
     (200, "ways", GOOD, {"accept": "application/vnd.safetensors"}, {}),
+    (200, "ways@latest", GOOD, {}, {}),
+    (415, "ways", GOOD, {"content-encoding": "br"}, {}),
     (422, "ways", {"inputs": {"x": [[1.0]]}}, {}, {}),
     (422, "ways", {"inputs": {"y": [ROW]}}, {}, {}),
     (415, "ways", GOOD, {"content-type": "text/csv"}, {}),
@@ -48,6 +51,18 @@ def test_both_ways_answer_alike(service: Service):
             assert short.status_code == long.status_code == status, (name, body, short.text)
             assert _content(short) == _content(long)
             assert _headers(short) == _headers(long)
+
+
+def test_a_body_may_be_compressed(service: Service):
+    service.publish("packed", service.checkpoint())
+    service.serve("packed@latest")
+    own = {"authorization": f"Bearer {service.key}", "content-type": "application/json"}
+    where, plain = f"{service.api.url}/api/v1/models/packed/predict", json.dumps(GOOD).encode()
+    expected = httpx2.post(where, content=plain, headers=own).json()
+    coded = own | {"content-encoding": "gzip"}
+    found = httpx2.post(where, content=gzip.compress(plain), headers=coded)
+    assert (found.status_code, found.json()) == (200, expected)
+    assert httpx2.post(where, content=b"no gzip", headers=coded).status_code == 400
 
 
 def _content(response: httpx2.Response) -> Any:
