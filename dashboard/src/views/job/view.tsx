@@ -14,6 +14,7 @@ import { Header } from "./header";
 import { Logs } from "./logs/logs";
 import { Overview } from "./overview";
 import { Predictions } from "./predictions/predictions";
+import { Serving } from "./serving";
 import { SpecTab } from "./spec/spec";
 
 const Inside = part(() => import("../inside/panel").then((it) => it.Inside));
@@ -62,6 +63,7 @@ function Tabs({ job, tab }: { job: Job; tab: string }) {
 function First({ job }: { job: Job }) {
   if (job.kind === "diagnose") return <Diagnosis job={job} />;
   if (job.kind === "evaluate") return <Evaluation job={job} />;
+  if (job.kind === "serve") return <Serving job={job} />;
   return job.kind === "infer" && !job.error ? <Predictions job={job} /> : <Overview job={job} />;
 }
 
