@@ -130,14 +130,17 @@ def test_the_key_that_created_the_job_is_shown(page: Page, ended: gh.Job):
 
 def test_a_dragged_range_is_requested_again_and_escape_resets_it(page: Page, ended: gh.Job):
     page.goto(f"/jobs/{ended.id}")
+    expect(chart(page, "accuracy").locator(".u-over")).to_be_visible()
     card = chart(page, "loss")
     over = card.locator(".u-over")
+    over.hover()  # waits until the layout is stable
     box = over.bounding_box()
     assert box is not None
     with page.expect_request(re.compile(r"metrics/query\?.*from_step=")) as asked:
         page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=5)
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] - 20, steps=5)  # leaves the chart
         page.mouse.up()
     query = httpx2.URL(asked.value.url).params
     low, high = int(query["from_step"]), int(query["to_step"])

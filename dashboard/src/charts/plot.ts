@@ -92,7 +92,10 @@ export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
       y: false,
       points: { show: false },
       drag: { x: true, y: false, setScale: false },
-      bind: { dblclick: () => () => (asked.zoom(null), null) },
+      bind: {
+        dblclick: () => () => (asked.zoom(null), null),
+        mouseleave: (plot, _, leave) => (event) => (leavesAbove(plot, event) ? null : leave(event)),
+      },
     },
     hooks: {
       draw: [(plot) => drawMarks(plot, asked.marks())],
@@ -100,6 +103,12 @@ export function optionsOf(prepared: Prepared, asked: Asked): uPlot.Options {
       setCursor: [asked.moved],
     },
   };
+}
+
+/** Whether the mouse leaves during a drag by the top or the bottom. uPlot would extend the selection to the end of the axis. */
+function leavesAbove(plot: uPlot, event: MouseEvent): boolean {
+  const { left, right } = plot.over.getBoundingClientRect();
+  return (event.buttons & 1) === 1 && plot.select.width > 0 && event.clientX > left && event.clientX < right;
 }
 
 const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();

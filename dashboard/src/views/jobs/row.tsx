@@ -69,8 +69,8 @@ function Best({ job }: { job: Job }) {
   if (!name) return <span class="muted">–</span>;
   const { value, step, counts } = bestOf(job, name);
   const words = `${name.replace("validation/", "")} ${figure(value)}`;
-  if (!counts) return <span class="muted" title={value === null ? "all values are NaN or Inf" : `${words} at step ${step} was measured after the loss became NaN or Inf`}>none before NaN</span>;
-  return <span title={`at step ${step ?? "–"}`}>{words}</span>;
+  if (!counts) return <span class="muted nowrap" title={value === null ? "all values are NaN or Inf" : `${words} at step ${step} was measured after the loss became NaN or Inf`}>none before NaN</span>;
+  return <span class="nowrap" title={`at step ${step ?? "–"}`}>{words}</span>;
 }
 
 function Actions({ job }: { job: Job }) {
