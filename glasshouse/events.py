@@ -290,7 +290,7 @@ class ServingEvent(_Event):
     type: Literal["serving"]
     models: list[ServedVersion]
     problem: str | None = None
-    """Why another version could not be loaded; those before it go on."""
+    """Why another version could not be loaded; the previous versions still serve."""
 
 
 class GapEvent(_Event):

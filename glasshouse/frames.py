@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from glasshouse import jsonio
+import orjson
 
 MAX_FRAME_BYTES = 1 << 30
 MAX_GREETING_BYTES = 4096
@@ -67,7 +67,7 @@ def pack_parts(
     kind: Kind, number: int, head: dict[str, Any], body: bytes | memoryview
 ) -> tuple[bytes, bytes | memoryview]:
     """Return a frame in two parts, so that a large body is not copied."""
-    text = jsonio.dumps(head).encode()
+    text = orjson.dumps(head)
     length = _AFTER_LENGTH + len(text) + len(body)
     return _PREFIX.pack(length, kind, number, len(text)) + text, body
 
@@ -107,7 +107,7 @@ def _parse(data: memoryview) -> Frame:
         if body_at > len(data):
             raise FrameError("a frame is shorter than its head")
         try:
-            head = jsonio.loads(bytes(data[_PREFIX.size : body_at]))
+            head = orjson.loads(data[_PREFIX.size : body_at])
             found = Kind(kind)
         except (ValueError, RecursionError) as error:
             raise FrameError(f"a frame cannot be read: {error}") from None

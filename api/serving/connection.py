@@ -73,7 +73,7 @@ class ReplicaConnection(asyncio.Protocol):
             if not future.done():
                 future.set_exception(lost)
         if self.ready.done() and not self.ready.cancelled():
-            self.ready.exception()  # it was looked at
+            self.ready.exception()  # retrieved, so that asyncio does not log it
 
     def data_received(self, data: bytes) -> None:
         """Handle frames."""

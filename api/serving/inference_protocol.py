@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol: what a replica is told of them, and their coding.
+"""Requests of the Open Inference Protocol: the heads that a replica gets, and their coding.
 
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol and Triton's
 extensions of it. A replica parses the bodies.

@@ -1,4 +1,4 @@
-"""What a replica is told of a prediction request, and what its reply becomes."""
+"""The head of a prediction request for a replica, and the response made of its reply."""
 
 from collections.abc import Mapping
 from typing import Any

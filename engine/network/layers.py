@@ -23,7 +23,8 @@ from engine.optim.output_gradient_clipping import OutputClips
 
 OF_ONE_TYPE = (nn.Bilinear, nn.EmbeddingBag)
 """Their inputs must have the dtype of their parameters, which torch.autocast does not ensure."""
-_STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
+STATE_PAIRS = (nn.LSTM, nn.LSTMCell)
+"""They take their two states as a tuple."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Leaves = dict[str, Tensor]
 Made = dict[str, Tensor | Leaves]
@@ -70,7 +71,7 @@ def call(module: nn.Module, inputs: Sequence[Any], lengths: Lengths | None = Non
 
     ``lengths``: only for a layer that `TakesLengths`.
     """
-    if len(inputs) == 3 and isinstance(module, _STATE_PAIRS):
+    if len(inputs) == 3 and isinstance(module, STATE_PAIRS):
         inputs = inputs[0], (inputs[1], inputs[2])
     return module(*inputs) if lengths is None else module(*inputs, lengths=lengths)
 
@@ -197,7 +198,7 @@ class Pair(NamedTuple):
     def run(self, values: dict[str, Tensor]) -> Any:
         """Run both on the ReLU's input."""
         relu, pool = self.relu, self.pool
-        if _is_hooked(relu.module) or _is_hooked(pool.module):
+        if is_hooked(relu.module) or is_hooked(pool.module):
             try:
                 values[relu.name] = relu.run(values)
             except Exception as cause:
@@ -209,7 +210,8 @@ class Pair(NamedTuple):
         return relu.module(pool.module(x))
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a module has forward hooks of its own."""
     return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -4,12 +4,13 @@ Shape suffixes: B = rows of a batch, T = steps of the longest row.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lengths:
     """The number of steps of each row, without padding.
 
@@ -28,7 +29,19 @@ class Lengths:
 
     def are_all(self, num_steps: int) -> bool:
         """Whether all rows have ``num_steps`` steps; if that is the width, there is no padding."""
-        return bool((self.on_host == num_steps).all())
+        shortest, longest = self._extremes
+        return shortest == longest == num_steps
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a row has no steps."""
+        return self._extremes[0] == 0
+
+    @cached_property
+    def _extremes(self) -> tuple[int, int]:
+        """The fewest and the most steps."""
+        shortest, longest = torch.aminmax(self.on_host)
+        return int(shortest), int(longest)
 
 
 class TakesLengths:

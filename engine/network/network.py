@@ -4,7 +4,7 @@ Depends on torch and graphs, not on data, training or jobs.
 """
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engine.core import arguments
 from engine.core.tensor_names import host_lengths_of, root
+from engine.network.inference_plan import InferenceStep, Values, without_dropout
 from engine.network.layer_types import build_layer, layer_parameters
 from engine.network.layers import (
     OF_ONE_TYPE,
@@ -96,6 +97,7 @@ class Network(nn.Module):
         """Copies of modules that other processes have, whose parameters layers here share."""
         self.names = tuple(layer.name for layer in layers)
         """All layers in order, with those that other processes have."""
+        self._new_values: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
         self._steps: list[Step] = []
         for position, layer in enumerate(layers):
             owner = layer.shared_with or layer.name
@@ -195,14 +197,16 @@ class Network(nn.Module):
             if step.name in needed:
                 needed.update(root(name) for name in step.reads)
                 steps.insert(0, step)
-        finished = _last_reads(steps, wanted)
         view = copy.copy(self)
-        view._steps = [
-            step._replace(finished=finished.get(place, ())) for place, step in enumerate(steps)
+        view._new_values = Values
+        view._steps = without_dropout(steps, wanted)
+        finished = _last_reads(view._steps, wanted)
+        steps = [
+            step._replace(finished=finished.get(place, ()))
+            for place, step in enumerate(view._steps)
         ]
-        view._usual, view._paired = view._steps, in_pairs(view._steps, wanted)
-        is_last = self.memory_format is torch.channels_last
-        view._plan = view._paired if is_last else view._usual
+        paired = in_pairs(steps, wanted) if self.memory_format is torch.channels_last else steps
+        view._plan = [InferenceStep.of(item) if isinstance(item, Step) else item for item in paired]
         return view
 
     def _with_own_copy(self, step: Step, moved: Mapping[int, str]) -> Step:
@@ -279,7 +283,7 @@ class Network(nn.Module):
     ) -> dict[str, Tensor]:
         if self.memory_format is not torch.contiguous_format:
             batch = {name: self._laid_out(item) for name, item in batch.items()}
-        run = partial(_run, batch, plan)
+        run = partial(_run, batch, plan, self._new_values)
         if self.sharded is not None:
             run = partial(self.sharded.gathering, run, stage)
         if self.low_precision is None:
@@ -293,8 +297,12 @@ class Network(nn.Module):
         return item.contiguous(memory_format=self.memory_format) if is_image else item
 
 
-def _run(batch: Mapping[str, Tensor], plan: Sequence[Runnable]) -> dict[str, Tensor]:
-    values = dict(batch)
+def _run(
+    batch: Mapping[str, Tensor],
+    plan: Sequence[Runnable],
+    new: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    values = new(batch)
     run_all(plan, values, {})
     return values
 

@@ -64,7 +64,7 @@ def same_rows(loaded: Mapping[str, Loaded], max_rows: int, problems: Problems, p
         problems.problem(pointer, detail, "num_rows")
     num_rows = max(heights.values(), default=0)
     for name, item in loaded.items():
-        longest = 0 if isinstance(item, LoadedField) else int(item.lengths.max())
+        longest = 0 if isinstance(item, LoadedField) else item.longest
         if num_rows * longest > MAX_STEPS:
             detail = f"{num_rows:,} rows padded to the {longest:,} steps of the longest row of"
             detail += f" {name!r} have more than {MAX_STEPS:,} steps: send fewer rows at once"

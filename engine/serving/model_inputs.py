@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -44,6 +46,15 @@ class OutputShape:
     def num_classes(self) -> int | None:
         """The size of the axis that ``id``, ``prob`` and ``top_k`` are along; None: it has none."""
         return self.item[-1] if self.item else None
+
+
+class Wanted(NamedTuple):
+    """The outputs of a request."""
+
+    outputs: tuple[str, ...]
+    fields: tuple[tuple[str, ...], ...]
+    """For each output."""
+    top_k: int | None
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,14 @@ class ModelInputs:
             outputs,
             {name: item.steps for name, item in outputs.items() if item.steps is not None},
         )
+
+    @cached_property
+    def default_wanted(self) -> Wanted | None:
+        """What a request wants that does not say it; None: an output has no axis of rows."""
+        names = self.default_outputs
+        if not all(name in self.outputs and self.outputs[name].has_rows for name in names):
+            return None
+        return Wanted(names, tuple(self.default_fields(name) for name in names), None)
 
     def needed(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
         """Return the fields that outputs depend on; those that do not exist depend on none."""

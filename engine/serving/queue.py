@@ -5,14 +5,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from engine.data.columns.loaded import LoadedSequence
 from engine.inference.blocks import Column
 from engine.serving.requests import Asked
 from engine.serving.served_models import ServedVersion
 
 _SMOOTHING = 0.1
+_FORGETTING = 0.98
 _MAX_DEAD = 100
+_MAX_KINDS = 100
 MAX_BYTES = 1 << 30
 """The most bytes of rows that wait, whatever the number of requests."""
 
@@ -27,6 +33,10 @@ class QueueFull(Exception):
         """
         super().__init__(size)
         self.size, self.wait_s, self.removed = size, wait_s, removed
+
+
+Group = tuple[Hashable, int]
+"""The kind of requests, and the power of two that their sequences fit in."""
 
 
 @dataclass(eq=False)
@@ -53,35 +63,70 @@ class Pending:
     columns: Mapping[str, Column] | None = None
     """Its outputs, kept for a shadow."""
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The size of its rows."""
         return sum(loaded.nbytes for loaded in self.asked.rows.values())
 
-    @property
-    def group(self) -> Hashable:
-        """Requests of the same group can be computed together."""
+    @cached_property
+    def kind(self) -> Hashable:
+        """Requests of the same kind can be computed together."""
         asked = self.asked
         wanted = (asked.outputs, asked.fields, asked.top_k)
         alone = id(self) if self.version.inputs.depends_on_longest(asked.outputs) else None
-        return (self.priority, id(self.version), *wanted, _bucket(asked), alone)
+        return (self.priority, id(self.version), *wanted, alone)
+
+    @cached_property
+    def num_steps(self) -> int:
+        """The power of two that its longest sequence fits in; 1 without sequences.
+
+        Rows that are padded to the same power of two are padded to less than 2 x their length.
+        """
+        longest = 1
+        for loaded in self.asked.rows.values():
+            if isinstance(loaded, LoadedSequence):
+                longest = max(longest, loaded.longest)
+        return 1 << (longest - 1).bit_length()
+
+    @property
+    def group(self) -> "Group":
+        """The group that it waits in."""
+        return self.kind, self.num_steps
 
 
-def _bucket(asked: Asked) -> int:
-    """Return the power of two that the longest sequence fits in, so that padding stays below 2 x.
-
-    0 without sequences.
-    """
-    longest = 0
-    for loaded in asked.rows.values():
-        lengths = getattr(loaded, "lengths", None)
-        if lengths is not None and len(lengths):
-            longest = max(longest, int(lengths.max()))
-    return (longest - 1).bit_length() + 1 if longest else 0
+def _num_rows(requests: Sequence[Pending]) -> int:
+    return sum(one.asked.num_rows for one in requests)
 
 
 def _order(request: Pending) -> tuple[int, float, int]:
     return (-request.priority, request.arrived, id(request))
+
+
+class _Cost:
+    """What a batch costs: some seconds, and some for each step of its padded rows.
+
+    A straight line through the batches before, of which the newest count most.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(5)
+        self._known = (0.0, 0.0)
+
+    def add(self, num_steps: int, seconds: float) -> None:
+        """Note a batch."""
+        x, y = float(num_steps), seconds
+        self._sums = _FORGETTING * self._sums + (1.0, x, x * x, y, x * y)
+        n, sum_x, sum_xx, sum_y, sum_xy = self._sums.tolist()
+        spread = n * sum_xx - sum_x * sum_x
+        if spread <= 1e-6 * n * sum_xx:  # batches of one size do not tell the two apart
+            return
+        slope = max(0.0, (n * sum_xy - sum_x * sum_y) / spread)
+        self._known = max(0.0, (sum_y - slope * sum_x) / n), slope
+
+    def is_worth(self, more_steps: int) -> bool:
+        """Whether so many steps of padding cost less than a batch more."""
+        fixed_s, step_s = self._known
+        return more_steps * step_s < fixed_s
 
 
 class RequestQueue:
@@ -90,7 +135,8 @@ class RequestQueue:
     def __init__(self, max_requests: int, max_rows: int, max_delay_s: float) -> None:
         """``max_rows``: of a batch. ``max_delay_s``: that a batch waits for more requests."""
         self._max_requests, self._max_rows, self._max_delay_s = max_requests, max_rows, max_delay_s
-        self._groups: dict[Hashable, deque[Pending]] = {}
+        self._groups: dict[Group, deque[Pending]] = {}
+        self._costs: dict[Hashable, _Cost] = {}
         self._size = self._bytes = self._num_dead = 0
         self._changed = threading.Condition()
         self._request_s = 0.0
@@ -126,7 +172,7 @@ class RequestQueue:
         return removed
 
     def cancel(self, request: Pending) -> None:
-        """Leave out a request that nobody waits for any more. Its place is free at once."""
+        """Drop a request that nobody waits for any more. Its place is free at once."""
         with self._changed:
             request.is_cancelled = True
             if request.is_queued:
@@ -138,7 +184,7 @@ class RequestQueue:
     def take(self, timeout_s: float) -> list[Pending]:
         """Return requests that are computed together; empty: none came in time.
 
-        Those that nobody waits for any more are left out.
+        Requests that nobody waits for any more are dropped.
         """
         with self._changed:
             if not self._size:
@@ -147,23 +193,54 @@ class RequestQueue:
             if not found:
                 return []
             until = found[0].arrived + self._max_delay_s
-            group, rows = found[0].group, sum(one.asked.num_rows for one in found)
+            group, rows = found[0].group, _num_rows(found)
             while rows < self._max_rows and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
                 more = self._of_group(group, self._max_rows - rows)
                 found += more
-                rows += sum(one.asked.num_rows for one in more)
-            return found
+                rows += _num_rows(more)
+            return self._with_other_lengths(found, rows)
 
-    def took(self, num_requests: int, seconds: float) -> None:
+    def took(self, batch: Sequence[Pending], seconds: float) -> None:
         """Note how long a batch took."""
-        each_s = seconds / max(1, num_requests)
-        self._request_s += _SMOOTHING * (each_s - self._request_s)
+        self._request_s += _SMOOTHING * (seconds / len(batch) - self._request_s)
+        kind = batch[0].kind
+        if (cost := self._costs.get(kind)) is None:
+            if len(self._costs) >= _MAX_KINDS:
+                self._costs.clear()
+            cost = self._costs[kind] = _Cost()
+        cost.add(_num_rows(batch) * max(one.num_steps for one in batch), seconds)
 
     def wake(self) -> None:
         """Let `take` return."""
         with self._changed:
             self._changed.notify()
+
+    def _with_other_lengths(self, found: list[Pending], rows: int) -> list[Pending]:
+        """Add requests whose rows are longer or shorter, while that costs less than a batch more.
+
+        Those of the most similar length come first.
+        """
+        kind, num_steps = found[0].group
+        cost = self._costs.get(kind)
+        if cost is None or rows >= self._max_rows:
+            return found
+        others = sorted(
+            (steps for other, steps in self._groups if other == kind),
+            key=lambda steps: abs(steps.bit_length() - num_steps.bit_length()),
+        )
+        for steps in others:
+            waiting = self._groups[kind, steps]
+            more = min(self._max_rows - rows, sum(one.asked.num_rows for one in waiting))
+            longest = max(num_steps, steps)
+            padding = rows * (longest - num_steps) + more * (longest - steps)
+            if rows + waiting[0].asked.num_rows > self._max_rows or not cost.is_worth(padding):
+                continue
+            added = self._of_group((kind, steps), self._max_rows - rows)
+            found += added
+            rows += _num_rows(added)
+            num_steps = longest
+        return found
 
     def _next(self) -> list[Pending]:
         """Return the requests of the group whose first one is due."""
@@ -173,7 +250,7 @@ class RequestQueue:
                 return found
         return []
 
-    def _of_group(self, group: Hashable, max_rows: int) -> list[Pending]:
+    def _of_group(self, group: Group, max_rows: int) -> list[Pending]:
         """Remove and return requests of a group with at most ``max_rows`` rows, at least one."""
         found: list[Pending] = []
         waiting, now, rows = self._groups.get(group), time.monotonic(), 0

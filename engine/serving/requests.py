@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import orjson
 
 from engine.data.batches.rows import Loaded
@@ -31,9 +30,9 @@ from engine.serving.asked import (
     token,
 )
 from engine.serving.field_arrays import check_names, from_arrays, same_rows, too_many
-from engine.serving.model_inputs import ModelInputs, OutputShape
+from engine.serving.model_inputs import ModelInputs, OutputShape, Wanted
 from engine.serving.raw_rows import read_rows
-from engine.serving.wanted import Wanted, wanted
+from engine.serving.wanted import wanted
 
 __all__ = [
     "Asked",
@@ -48,8 +47,8 @@ __all__ = [
 DEFAULT_MAX_ROWS = 4096
 _KEYS = ("inputs", "rows", "outputs", "fields", "top_k")
 _QUERY = ("input", "outputs", "fields", "top_k")
-_PLAIN_END = ord("e")
-"""Numbers and lists of JSON have no character after this one; texts, objects, ``true`` do."""
+_PLAIN = bytes(code for code in range(ord("e") + 1) if code != ord('"'))
+"""Numbers and lists of JSON have no other characters; texts, objects, ``true`` do."""
 
 
 def read(
@@ -214,18 +213,14 @@ def _has_only_numbers(body: bytes | memoryview, document: dict[str, Any]) -> boo
     as converting it, so characters are counted instead: without the lists, the body must have as
     many quotes and letters as before.
     """
-    characters = np.frombuffer(body, np.uint8)
     outline = {**document, "inputs": dict.fromkeys(document["inputs"], 0)}
-    rest = np.frombuffer(orjson.dumps(outline), np.uint8)
-    return (
-        _count(characters > _PLAIN_END) == _count(rest > _PLAIN_END)
-        and _count(characters == ord('"')) == _count(rest == ord('"'))
-        and not _count(characters == ord("\\"))
-    )
+    text = bytes(body)
+    return b"\\" not in text and _num_marks(text) == _num_marks(orjson.dumps(outline))
 
 
-def _count(marks: Any) -> int:
-    return int(np.count_nonzero(marks))
+def _num_marks(text: bytes) -> int:
+    """Return how many quotes and letters after ``e`` a text has."""
+    return len(text.translate(None, _PLAIN))
 
 
 # --- binary ----------------------------------------------------------------------------------

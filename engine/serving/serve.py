@@ -182,7 +182,7 @@ class _Replica:
             self._traffic.count(request, queued_s, compute_s)
         self.listener.send(answers)
         took_s = time.monotonic() - started
-        self._requests.took(len(batch), took_s)
+        self._requests.took(batch, took_s)
         self._traffic.worked(took_s)
 
     def _encoded(
@@ -257,7 +257,7 @@ class _Replica:
             try:
                 with torch.inference_mode():
                     self._new.put(self._entries(models))
-            except Exception as error:  # the versions in memory go on
+            except Exception as error:  # the versions in memory still serve
                 traceback.print_exc()
                 self._problem = f"{type(error).__name__}: {error}"[:500]
 

@@ -1,27 +1,19 @@
 """Which outputs a request wants, and what of each."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.core.tensor_names import root
 from engine.inference.classes import TOP_K
 from engine.serving.asked import Problems, listed, similar, token
-from engine.serving.model_inputs import ModelInputs
+from engine.serving.model_inputs import ModelInputs, Wanted
 from glasshouse import jsonio
 
 FIELDS = ("value", "id", "prob", "top_k")
 """What a request may want of an output."""
+_OPTIONS = frozenset(("outputs", "fields", "top_k"))
 MAX_OUTPUTS = 1000
 MAX_TOP_K = 10_000
-
-
-class Wanted(NamedTuple):
-    """The outputs of a request."""
-
-    outputs: tuple[str, ...]
-    fields: tuple[tuple[str, ...], ...]
-    """For each output."""
-    top_k: int | None
 
 
 def wanted(
@@ -31,6 +23,8 @@ def wanted(
 
     ``base``: the pointer to the object that has them.
     """
+    if _OPTIONS.isdisjoint(given) and inputs.default_wanted is not None:
+        return inputs.default_wanted
     outputs = _names(given, "outputs", problems, base, MAX_OUTPUTS)
     fields = _names(given, "fields", problems, base, len(FIELDS))
     top_k = given.get("top_k")

@@ -133,7 +133,7 @@ class ModelDelivery:
         except (NotFound, FileNotFoundError) as error:
             if not self._is_unknown:
                 _log.warning("served_model_gone", error=str(error))
-            self._is_unknown = True  # the versions that it has go on
+            self._is_unknown = True  # it keeps serving the versions that it has
             return
         self._is_unknown = False
         if changed and self._control.send(ranks, "models", models):

@@ -13,6 +13,7 @@ steps of all rows together.
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -108,6 +109,11 @@ class LoadedSequence:
     def cut(self, most: int) -> "LoadedSequence":
         """Return the same rows, truncated to the first ``most`` steps."""
         return replace(self, lengths=self.lengths.clamp(max=most))
+
+    @cached_property
+    def longest(self) -> int:
+        """The steps of the longest row; 0 without rows."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,10 @@ def inline_field(
         BadField: as in `inline_rows`.
     """
     if shape.is_sequence:
-        return _limited(_inline_sequence(name, given, shape, meaning), shape, most)
+        sequence = _plain_integers(given, shape) if only_numbers else None
+        if sequence is None:
+            sequence = _inline_sequence(name, given, shape, meaning)
+        return _limited(sequence, shape, most)
     given = meaning.number(name, given)
     values = _inline_tensor(name, given, shape, meaning, only_numbers=only_numbers)
     return LoadedField(values, is_integer=shape.dim is not None)
@@ -276,6 +280,29 @@ def _inline_sequence(
     return in_memory(
         np.concatenate(rows), lengths, is_integer=is_integer, padding_value=shape.padding_value
     )
+
+
+def _plain_integers(given: Any, shape: FieldShape) -> LoadedSequence | None:
+    """Read rows of integers at once; None: they are something else, or one is out of range.
+
+    `_inline_sequence` reads them one by one, and says what is wrong.
+    """
+    if shape.dim is None or shape.has_values or len(shape.shape) > 1:
+        return None
+    if not isinstance(given, list) or not all(isinstance(row, list) for row in given):
+        return None
+    rows: list[list[Any]] = given
+    lengths = [*map(len, rows)]
+    try:
+        values = np.array(rows[0] if len(rows) == 1 else [*chain.from_iterable(rows)])
+    except (ValueError, OverflowError):
+        return None
+    if values.dtype != np.int64 or values.ndim != 1 or not len(values):
+        return None
+    if values.min() < 0 or values.max() >= shape.dim:
+        return None
+    counts = np.array(lengths, np.int64)
+    return in_memory(values, counts, is_integer=True, padding_value=shape.padding_value)
 
 
 def _inline_sparse(name: str, given: Any, shape: FieldShape) -> LoadedSequence:

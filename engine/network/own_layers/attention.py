@@ -64,7 +64,7 @@ class DotProductAttention(TakesLengths, nn.Module):
             scale=self.scale,
         )
         output_BTD = output_BNTH.transpose(1, 2).flatten(2)
-        if lengths is None:
+        if lengths is None or not lengths.has_empty:
             return output_BTD
         return output_BTD.masked_fill((lengths.of_rows == 0)[:, None, None], 0.0)
 

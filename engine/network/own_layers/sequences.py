@@ -28,6 +28,8 @@ class SequencePool(TakesLengths, nn.Module):
         if x_BTD.dim() < 2 or not x_BTD.is_floating_point():
             raise ValueError("SequencePool takes floating-point numbers of shape [rows, steps, …]")
         num_rows, num_steps = x_BTD.shape[:2]
+        if num_steps and (lengths is None or lengths.are_all(num_steps)):
+            return self._pool_all(x_BTD)
         wide = (num_rows, *(1,) * (x_BTD.dim() - 2))
         if lengths is None:
             lengths_B = torch.full((num_rows,), num_steps, device=x_BTD.device)
@@ -49,6 +51,19 @@ class SequencePool(TakesLengths, nn.Module):
         if self.mode == "average":
             return total / count
         return total / count.sqrt() if self.mode == "sqrt_n" else total
+
+    def _pool_all(self, x_BTD: Tensor) -> Tensor:
+        """Pool rows without padding."""
+        num_steps = x_BTD.shape[1]
+        if self.mode in ("first", "last"):
+            return x_BTD[:, 0 if self.mode == "first" else num_steps - 1]
+        if self.mode == "max":
+            return x_BTD.amax(dim=1)
+        total = x_BTD.sum(dim=1)
+        if self.mode == "sum":
+            return total
+        count = torch.full((), num_steps, dtype=x_BTD.dtype, device=x_BTD.device)
+        return total / (count if self.mode == "average" else count.sqrt())
 
     def extra_repr(self) -> str:
         """Return the mode, for error messages."""

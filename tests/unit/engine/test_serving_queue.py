@@ -94,6 +94,50 @@ def test_sequences_are_computed_with_others_of_at_most_twice_their_length():
     assert lengths == [[1], [2], [3, 4], [5, 8], [9], [100]]
 
 
+def lengths_of(batches: list[list[Pending]]) -> list[list[int]]:
+    return [[one.num_steps for one in batch] for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "expected"),
+    [
+        (0.0, [[4], [8], [32]]),
+        (0.019, [[4], [8], [32]]),
+        (0.021, [[4, 8], [32]]),  # 4 steps of padding cost 0.02 s
+        (0.239, [[4, 8], [32]]),
+        (0.241, [[4, 8, 32]]),  # 24 steps of padding for each of two rows cost 0.24 s
+    ],
+)
+def test_other_lengths_are_added_while_padding_costs_less_than_a_batch_more(
+    fixed_s: float, expected: list[list[int]]
+):
+    queue = RequestQueue(100, 8, 0.0)
+    for rows in (1, 2, 4, 8) * 50:
+        queue.took([pending(asked(rows=rows, longest=8))], fixed_s + 0.005 * rows * 8)
+    for length in (4, 8, 32):
+        queue.put(pending(asked(longest=length)))
+    assert lengths_of(taken(queue)) == expected
+
+
+def test_batches_of_one_size_do_not_tell_what_padding_costs():
+    queue = RequestQueue(100, 8, 0.0)
+    for _ in range(50):
+        queue.took([pending(asked(longest=8))], 1.0)
+    for length in (4, 8):
+        queue.put(pending(asked(longest=length)))
+    assert lengths_of(taken(queue)) == [[4], [8]]
+
+
+def test_added_requests_are_no_more_rows_than_a_batch():
+    queue = RequestQueue(100, 4, 0.0)
+    for rows in (1, 2, 4) * 50:
+        queue.took([pending(asked(rows=rows, longest=8))], 10.0 + rows)
+    for rows, length in ((2, 8), (1, 4), (1, 4), (1, 4)):
+        queue.put(pending(asked(rows=rows, longest=length)))
+    batches = taken(queue)
+    assert [sum(one.asked.num_rows for one in batch) for batch in batches] == [4, 1]
+
+
 def test_outputs_that_depend_on_the_longest_row_of_a_batch_are_computed_alone():
     requests = [pending(asked(longest=4, outputs=("weights",))) for _ in range(2)]
     assert taken(filled(*requests)) == [[requests[0]], [requests[1]]]
@@ -109,7 +153,7 @@ def test_requests_that_nobody_waits_for_are_left_out():
 def test_a_full_queue_refuses_and_says_how_long_it_takes():
     queue = RequestQueue(2, 8, 0.0)
     for _ in range(200):
-        queue.took(1, 3.0)
+        queue.took([pending()], 3.0)
     queue.put(pending())
     queue.put(pending())
     with pytest.raises(QueueFull) as error:

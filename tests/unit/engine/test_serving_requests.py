@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save
 
+from engine.data.columns.fields import BadField
+from engine.data.columns.loaded import LoadedSequence
+from engine.data.sources.inline import inline_field
 from engine.serving.asked import MAX_PROBLEMS
 from engine.serving.requests import Asked, BadRequest, read
 from tests.unit.engine.ragged import TEXTS
@@ -591,6 +594,38 @@ def test_integers_of_sequences_are_checked(texts):
     assert found["/rows/1/text"].startswith("row 1: there is no value in column 'text'")
     found = texts.problems({"rows": [{"text": "a"}, {"text": [dim]}]})
     assert found == {"/rows/1/text": f"row 1: input 'words' takes integers in [0, {dim})"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[2, 3, 2]],
+        [[2], [], [3, 3]],
+        [[]],
+        [[], []],
+        [[2.0, 3], [3]],
+        [[2.5]],
+        [[-1]],
+        [[2**70]],
+        [[2], 3],
+        [[[2]], [[3]]],
+        [[2, [3]]],
+        [],
+    ],
+)
+def test_lists_of_integers_are_read_at_once_as_one_by_one(texts, rows):
+    shape = texts.inputs.shapes["words"]
+
+    def read(only_numbers: bool) -> object:
+        try:
+            found = inline_field("words", rows, shape, only_numbers=only_numbers)
+        except BadField as problem:
+            return str(problem)
+        assert isinstance(found, LoadedSequence)
+        assert (found.is_integer, found.padding_value) == (True, shape.padding_value)
+        return [x.tolist() for x in (found.values, found.starts, found.lengths)]
+
+    assert read(only_numbers=True) == read(only_numbers=False)
 
 
 RAGGED = [
