@@ -28,6 +28,8 @@ PATHS = (
     "/compare",
     "/datasets",
     "/datasets/{id}",
+    "/models",
+    "/models/{id}",
     "/devices",
     "/submit",
     "/settings",

@@ -8,6 +8,7 @@ import "./styles/parts.css";
 import "./styles/form.css";
 import "./styles/job.css";
 import "./styles/inside.css";
+import "./styles/models.css";
 import { applyTheme } from "./theme";
 
 applyTheme();

@@ -16,6 +16,8 @@ const Layer = part(() => import("./views/inside/layer"));
 const Compare = part(() => import("./views/compare/view"));
 const Datasets = part(() => import("./views/datasets/list"));
 const Dataset = part(() => import("./views/datasets/view"));
+const Models = part(() => import("./views/models/list"));
+const ModelView = part(() => import("./views/models/view"));
 const Devices = part(() => import("./views/devices/view"));
 const Submit = part(() => import("./views/submit/view"));
 const Settings = part(() => import("./views/settings/view"));
@@ -24,6 +26,7 @@ const LINKS: readonly [string, string][] = [
   ["/jobs", "Jobs"],
   ["/compare", "Compare"],
   ["/datasets", "Datasets"],
+  ["/models", "Models"],
   ["/devices", "Devices"],
   ["/settings", "Settings"],
 ];
@@ -77,6 +80,8 @@ function Views() {
         <Route path="/compare" component={Compare} />
         <Route path="/datasets" component={Datasets} />
         <Route path="/datasets/:id" component={Dataset} />
+        <Route path="/models" component={Models} />
+        <Route path="/models/:name" component={ModelView} />
         <Route path="/devices" component={Devices} />
         <Route path="/submit" component={Submit} />
         <Route path="/settings" component={Settings} />

@@ -82,12 +82,17 @@ export function OneRow({ id, split, columns, shown, row, visible }: One) {
   const figures = (stats.value?.splits as unknown as TableStats | undefined)?.[split];
   const found = live.value?.data[0];
   if (!found) return <span class="muted">{live.problem ? "unavailable" : "…"}</span>;
+  return <RowValues stored={found} shown={shown} figures={figures ?? null} row={row} />;
+}
+
+/** Some values of a row that is at hand. */
+export function RowValues({ stored, shown, figures, row }: { stored: Record<string, unknown>; shown: Column[]; figures: Record<string, ColumnStats> | null; row: number }) {
   return (
     <div class="row">
       {shown.map((one) => (
         <span key={one.name}>
           {shown.length > 1 && <span class="muted">{one.name} </span>}
-          <Cell value={found[one.name] as Json | undefined} column={one} range={rangeOf(one, figures?.[one.name])} row={row} />
+          <Cell value={stored[one.name] as Json | undefined} column={one} range={rangeOf(one, figures?.[one.name])} row={row} />
         </span>
       ))}
     </div>
@@ -135,7 +140,8 @@ function planesOf(value: Json[], shape: (number | null)[]): Plane[] | null {
   return shape.length === 2 ? [value as Plane] : (value as unknown as Plane[]);
 }
 
-function isPicture(shape: (number | null)[]): boolean {
+/** Whether a tensor of this shape is drawn as an image. */
+export function isPicture(shape: (number | null)[]): boolean {
   const isOfSize = shape.length >= 2 && shape.slice(-2).every((size) => size !== null && size >= 4);
   return isOfSize && (shape.length === 2 || (shape.length === 3 && (shape[0] === 1 || shape[0] === 3)));
 }

@@ -10,7 +10,7 @@ type Numbers = Record<string, Number>;
 type Sample = Record<string, unknown> & { row: number; loss: Number };
 interface Bin { from: number; to: number; count: number; confidence: number; accuracy: number }
 interface Calibration { bins: Bin[]; expected_calibration_error: Number; maximum_calibration_error: Number; brier_score: Number }
-interface Result {
+export interface Result {
   rows: number;
   step: number;
   metrics: Numbers;
@@ -69,7 +69,7 @@ function areasOf({ pr_curve, roc_curve }: Result): Area[] {
 }
 
 /** Rows are true classes; a cell has the number of targets and the share of its true class. */
-function Confusion({ counts, called, areas }: { counts: number[][]; called(id: number): string; areas: Area[] }) {
+export function Confusion({ counts, called, areas }: { counts: number[][]; called(id: number): string; areas: Area[] }) {
   if (counts.length > MOST_CLASSES) return <p class="muted">The confusion matrix of {count(counts.length)} classes is in confusion.csv.</p>;
   return (
     <section class="card" aria-label="Confusion matrix">

@@ -54,12 +54,15 @@ function Progress({ job }: { job: Job }) {
   );
 }
 
+const IDLE = "no request came for idle_s"; // as in `glasshouse/spec/jobs/serve_job.py`
+
 /** Why the job is in its state, if that is not obvious. */
 function Reason({ job }: { job: Job }) {
   const queue = useLive<Page<{ job: string; position: number; reason: string }>>(job.state === "queued" ? "queue" : null, 3).value;
   const waits = queue?.data.find((one) => one.job === job.id);
   if (job.not_before) return <p class="note">Retry at {new Date(job.not_before).toLocaleTimeString("en-GB")}: {job.state_reason}</p>;
   if (waits) return <p class="note">Waiting: {waits.reason}.</p>;
+  if (job.state === "paused" && job.kind === "serve") return <p class="note">Paused {ago(job.paused_at)}: {job.state_reason}. It holds no device{job.state_reason === IDLE ? "; the next request resumes it." : " and answers no requests."}</p>;
   if (job.state === "paused") return <p class="note">Paused {ago(job.paused_at)}. Its checkpoint is saved, and it holds no device.</p>;
   return job.state_reason && !job.error ? <p class="note">{job.state_reason}</p> : null;
 }

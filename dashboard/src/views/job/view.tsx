@@ -14,7 +14,7 @@ import { Header } from "./header";
 import { Logs } from "./logs/logs";
 import { Overview } from "./overview";
 import { Predictions } from "./predictions/predictions";
-import { Serving } from "./serving";
+import { Serving } from "./serving/serving";
 import { SpecTab } from "./spec/spec";
 
 const Inside = part(() => import("../inside/panel").then((it) => it.Inside));

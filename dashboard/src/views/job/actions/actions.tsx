@@ -14,7 +14,13 @@ import { Settings } from "./settings";
 
 type Open = "cancel" | "delete" | "fork" | "edit" | "set" | "copy";
 
+/** The kinds that can be paused while they run; others only while they are queued. */
+const KINDS: readonly Job["kind"][] = ["train", "infer", "serve"];
 const PAUSABLE: readonly JobState[] = ["queued", "starting", "running"];
+const STOPS: Partial<Record<Job["kind"], string>> = {
+  train: "The job stops at its next step boundary. Its results are kept, and you can fork it from its checkpoints.",
+  serve: "Requests in the queue are still answered. Later ones are refused, unless another job serves the model.",
+};
 const CANCELLED: readonly JobState[] = ["cancelling", "succeeded", "failed", "cancelled"];
 
 export function Actions({ job }: { job: Job }) {
@@ -33,7 +39,7 @@ export function Actions({ job }: { job: Job }) {
   };
   return (
     <div class="row" role="group" aria-label="Actions">
-      {PAUSABLE.includes(job.state) && (trains || job.state === "queued") && <button onClick={() => act("pause", "Pausing at the next step boundary.")}>Pause</button>}
+      {PAUSABLE.includes(job.state) && (KINDS.includes(job.kind) || job.state === "queued") && <button onClick={() => act("pause", job.kind === "serve" ? "Pausing. Requests in the queue are still answered." : "Pausing at the next step boundary.")}>Pause</button>}
       {(job.state === "paused" || job.state === "pausing") && <button class="primary" onClick={() => act("resume", "Queued to resume.")}>Resume</button>}
       {trains && !over && <button onClick={() => setOpen("set")}>Change settings</button>}
       {trains && !over && <ImmediateCommands job={job} />}
@@ -80,8 +86,8 @@ function Cancelling({ job, onClose }: { job: Job; onClose(): void }) {
   return (
     <Dialog title="Cancel the job" onClose={onClose}>
       <form onSubmit={send}>
-        <p>The job stops at its next step boundary. Its results are kept, and you can fork it from its checkpoints.</p>
-        <label class="row"><input type="checkbox" checked={force} onChange={(event) => setForce(event.currentTarget.checked)} /> Do not wait for a step boundary</label>
+        <p>{STOPS[job.kind] ?? "The job stops at its next step boundary. Its results are kept."}</p>
+        <label class="row"><input type="checkbox" checked={force} onChange={(event) => setForce(event.currentTarget.checked)} /> {job.kind === "serve" ? "Do not wait for requests in the queue" : "Do not wait for a step boundary"}</label>
         <Ending does={force ? "Cancel now" : "Cancel job"} dismiss="Keep job" danger busy={busy} onClose={onClose} />
       </form>
     </Dialog>

@@ -1,9 +1,11 @@
 // What a serve job serves, and its requests.
-import { ended, type Job } from "../../api/types";
-import { figure } from "../../format";
-import { Scroll } from "../../ui/scroll";
-import { Empty } from "../../ui/state";
-import { Failure } from "./logs/failure";
+import { ended, type Job } from "../../../api/types";
+import { figure } from "../../../format";
+import { Scroll } from "../../../ui/scroll";
+import { Empty } from "../../../ui/state";
+import { driftOf } from "./drift";
+import { DriftTables } from "./drift-tables";
+import { Failure } from "../logs/failure";
 
 type State = NonNullable<Job["serving"]>;
 
@@ -12,7 +14,7 @@ export function Serving({ job }: { job: Job }) {
   return (
     <div class="stack">
       <Failure job={job} />
-      {serving ? <><Models serving={serving} /><Requests serving={serving} /></> : <Empty><p>{ended(job) ? "It never served a model." : "It serves its models when it runs."}</p></Empty>}
+      {serving ? <><Models serving={serving} /><Requests serving={serving} /><DriftTables found={driftOf(serving)} /></> : <Empty><p>{ended(job) ? "It never served a model." : "It serves its models when it runs."}</p></Empty>}
     </div>
   );
 }
@@ -28,7 +30,7 @@ function Models({ serving }: { serving: State }) {
         <tbody>
           {serving.models.map((one) => {
             const version = `${one.model}:${one.version}`;
-            return <tr key={one.reference}><td>{one.reference}</td><td>{version}</td><td class="number">{serving.answered[version] ?? 0}</td><td class="number">{serving.failed[version] ?? 0}</td></tr>;
+            return <tr key={one.reference}><td>{one.reference}</td><td><a href={`/models/${one.model}`}>{version}</a></td><td class="number">{serving.answered[version] ?? 0}</td><td class="number">{serving.failed[version] ?? 0}</td></tr>;
           })}
         </tbody>
       </table></Scroll>
