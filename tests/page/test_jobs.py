@@ -180,10 +180,10 @@ def test_the_focus_moves_to_the_view_that_a_link_opened(page: Page, ended: gh.Jo
 
 def test_the_navigation_is_in_one_line_on_a_phone(page: Page, ended: gh.Job):
     page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("/jobs", "/compare", "/datasets", "/devices", "/settings"):
+    for path in ("/jobs", "/compare", "/datasets", "/models", "/devices", "/settings"):
         page.goto(path)
         links = page.get_by_role("navigation", name="Views").get_by_role("link")
-        expect(links).to_have_count(5)
+        expect(links).to_have_count(6)
         tops = [box["y"] for link in links.all() if (box := link.bounding_box())]
         assert len(set(tops)) == 1, path
 

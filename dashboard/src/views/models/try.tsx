@@ -52,7 +52,7 @@ export function Try({ model, spec, version, served, onReference }: { model: Mode
         )}
       </div>
       {served === null && <ServePrompt model={model} version={version} />}
-      {served?.version === null && <p class="note" role="status">The job that serves it is not answering yet: <a href={`/jobs/${served.job}`}>{served.reference}</a> <StateBadge state={served.state} /></p>}
+      {served?.version === null && <p class="note" role="status">The job that serves it does not answer now: <a href={`/jobs/${served.job}`}>{served.reference}</a> <StateBadge state={served.state} /></p>}
       {found.problem && !found.value && <ProblemBox problem={found.problem} />}
       {known === null && !found.problem && <Loading what="Loading the inputs of the model" />}
       {known && reference !== null && (

@@ -47,10 +47,10 @@ function Line({ model, version, names, isSelected, onSelect, onAlias }: OfVersio
     <tr>
       <th scope="row" class="number"><button class="small" aria-pressed={isSelected} aria-label={`Show version ${version.version}`} onClick={() => onSelect(version.version)}>{version.version}</button>{version.state === "damaged" && <div class="badge bad">✕ damaged</div>}</th>
       <td><span class="row">{version.aliases.length ? version.aliases.map((one) => <span key={one} class="chip">{one}</span>) : <span class="muted">–</span>}</span></td>
-      <td>{version.job ? <a href={`/jobs/${version.job}`} title={version.job}>{shortened(version.job)}</a> : "uploaded"}<div class="muted small mono" title={version.checkpoint}>{shortened(version.checkpoint)}</div></td>
+      <td class="nowrap">{version.job ? <a href={`/jobs/${version.job}`} title={version.job}>{shortened(version.job)}</a> : "uploaded"}<div class="muted small mono" title={version.checkpoint}>{shortened(version.checkpoint)}</div></td>
       <td class="number">{count(version.step)}</td>
       {names.map((name) => <td key={name} class="number">{figure(num(version.metrics[name] as Number | undefined))}</td>)}
-      <td>{served.length ? [...new Set(served.map((one) => one.job))].map((job) => <div key={job}><a href={`/jobs/${job}`} title={job}>{shortened(job)}</a></div>) : <span class="muted">–</span>}</td>
+      <td class="nowrap">{served.length ? [...new Set(served.map((one) => one.job))].map((job) => <div key={job}><a href={`/jobs/${job}`} title={job}>{shortened(job)}</a></div>) : <span class="muted">–</span>}</td>
       <td class="nowrap" title={version.created_at}>{ago(version.created_at)}{version.created_by && <div class="muted">by {version.created_by}</div>}</td>
       <td>
         <span class="row" style={{ flexWrap: "nowrap" }}>
