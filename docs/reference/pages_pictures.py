@@ -23,6 +23,8 @@ VIEWS = {
     "predictions": "Predictions",
     "datasets": "Datasets",
     "dataset": "A dataset",
+    "models": "Models",
+    "model": "A model",
     "devices": "Devices, workers and the queue",
     "settings": "Settings",
 }

@@ -27,11 +27,12 @@ HOUSES = "rooms,area,city,price\n" + "".join(
 @pytest.fixture(scope="module")
 def digit_jobs(client: gh.Client, digits: str) -> list[gh.Job]:
     """Two trained networks, with validation rows."""
-    spec = small(digits, "digits of models", stop={"epochs": 2})
+    spec = small(digits, "digits of models", stop={"epochs": 8})
     spec["optimizer"] = {"type": "Adam", "args": {"lr": 0.01}}
     validation = {"validation": {"dataset": digits, "split": "validation"}}
     spec["data"] = {**spec["data"], **validation}
-    spec["evaluate"] = {"every_epochs": 1}
+    spec["evaluate"] = {"every_epochs": 4}
+    spec["metrics"] = [{"type": "accuracy", "inputs": ["fc", "label"]}]
     return [client.jobs.create({**spec, "seed": seed}).wait() for seed in (1, 2)]
 
 
@@ -71,6 +72,13 @@ def served(client: gh.Client, digit_jobs: list[gh.Job], house_job: gh.Job) -> Ge
     job = client.serve(["written@production", "houses"]).wait_ready()
     with running(job):
         yield job
+
+
+@pytest.fixture
+def digit(client: gh.Client, digits: str) -> bytes:
+    """A digit as a PNG file."""
+    (row,) = client.datasets.rows(digits, split="test", limit=1)
+    return png((255 * np.array(row["image"][0])).astype(np.uint8))
 
 
 def section(page: Page, name: str | re.Pattern[str]) -> Locator:
@@ -163,7 +171,7 @@ def test_an_image_of_another_size_is_resized_and_the_page_says_so(page: Page, se
         [*image],
     )
     tried.locator(".drop").dispatch_event("drop", {"dataTransfer": transfer})
-    expect(tried).to_contain_text("resized it from 30 × 20 to 8 × 8 pixels")
+    expect(tried).to_contain_text(re.compile("resized it from 30 . 20 to 8 . 8 pixels"))
     tried.get_by_role("button", name="Predict").click()
     expect(tried.get_by_label("Prediction")).to_contain_text("written:1")
     text = {"name": "x.png", "mimeType": "image/png", "buffer": b"no image"}
@@ -180,9 +188,14 @@ def test_random_rows_are_predicted_and_mistakes_are_marked(
     tried.get_by_label("Split").select_option("train")
     expect(tried).to_contain_text("trained on rows of this split")
     tried.get_by_label("Split").select_option("test")
-    tried.get_by_role("button", name="Random rows").click()
     lines = tried.locator("tbody tr")
-    expect(lines).to_have_count(8)
+    for _ in range(30):  # until one of them is wrong
+        with page.expect_response("**/predict"):
+            tried.get_by_role("button", name="Random rows").click()
+        expect(tried.get_by_role("button", name="Random rows")).to_be_enabled()
+        expect(lines).to_have_count(8)
+        if lines.locator(".badge.bad").count() > 0:
+            break
     rows = client.datasets.rows(digits, split="test", limit=250)
     hits = 0
     for line in lines.all():
@@ -196,6 +209,7 @@ def test_random_rows_are_predicted_and_mistakes_are_marked(
         assert ("✕" in truth) == (best != label)
         hits += int(best == label)
         expect(line.get_by_role("img", name=f"image of row {place}")).to_be_visible()
+    assert 0 < hits < 8
     expect(tried.get_by_role("status").first).to_contain_text(f"{hits} of 8 correct")
 
 
@@ -204,7 +218,9 @@ def test_a_row_of_numbers_and_classes_is_predicted_and_errors_are_beside_their_f
 ):
     page.goto("/models/houses")
     tried = section(page, "Try it")
-    expect(tried.get_by_label("city").locator("option")).to_have_text(["–", "Basel", "Bern"])
+    expect(tried.get_by_label("city").locator("option")).to_have_text(
+        [re.compile("^.$"), "Basel", "Bern"]
+    )
     witness.expect("status of 422")
     tried.get_by_label("rooms").fill("three")
     tried.get_by_role("button", name="Predict").click()
@@ -219,10 +235,12 @@ def test_a_row_of_numbers_and_classes_is_predicted_and_errors_are_beside_their_f
     ((value,),) = client.predict("houses", rows=[row])["fc"]
     shown = tried.get_by_label("Prediction").locator("code")
     expect(shown).to_have_text(re.compile(r"\d"))
-    assert float(shown.inner_text().replace("−", "-")) == pytest.approx(float(value), rel=1e-4)
+    assert float(shown.inner_text().replace("\u2212", "-")) == pytest.approx(float(value), rel=1e-4)
     tried.get_by_role("button", name="Random rows").click()
     expect(tried.locator("tbody tr")).to_have_count(8)
-    expect(tried.locator("tbody tr").first).to_contain_text(re.compile("rooms.*area.*city", re.S))
+    expect(tried.locator("tbody tr").first).to_contain_text(
+        re.compile("rooms.*area.*city", re.DOTALL)
+    )
 
 
 def test_aliases_are_moved_and_removed_and_a_version_is_deleted(
@@ -275,10 +293,9 @@ def test_a_model_is_served_with_one_click_and_its_job_is_paused_and_resumed(
     with running(job):
         expect(section(page, "Versions")).to_contain_text(job.id[-6:])
         job.wait_ready()
-        for times in (1, 2):
-            client.predict("unserved@production", {"image": np.zeros((1, 1, 8, 8), np.float32)})
-            answered = section(page, "Traffic").get_by_role("row").nth(1)
-            expect(answered).to_contain_text(f"unserved:1: {times}")
+        client.predict("unserved@production", {"image": np.zeros((1, 1, 8, 8), np.float32)})
+        answered = section(page, "Traffic").get_by_role("row").nth(1)
+        expect(answered).to_contain_text("unserved:1: 1")
         expect(answered).to_contain_text("p50")
         page.goto(f"/jobs/{job.id}")
         page.get_by_role("button", name="Pause").click()
@@ -353,7 +370,7 @@ def test_drift_is_shown_with_the_drifted_series_first(page: Page, served: gh.Job
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_models_have_no_serious_axe_findings(
-    page: Page, served: gh.Job, axe: Axe, scheme: Any, screenshot: Screenshot
+    page: Page, served: gh.Job, digit: bytes, axe: Axe, scheme: Any, screenshot: Screenshot
 ):
     page.emulate_media(color_scheme=scheme)
     page.goto("/models")
@@ -363,8 +380,7 @@ def test_models_have_no_serious_axe_findings(
         screenshot("models")
     page.goto("/models/written")
     tried = section(page, "Try it")
-    image = png(np.random.default_rng(3).integers(0, 256, (8, 8), dtype=np.uint8))
-    tried.get_by_label(re.compile("^image")).set_input_files(chosen(image))
+    tried.get_by_label(re.compile("^image")).set_input_files(chosen(digit))
     tried.get_by_role("button", name="Predict").click()
     expect(tried.get_by_label("Prediction")).to_be_visible()
     tried.get_by_role("button", name="Random rows").click()

@@ -34,9 +34,9 @@ export function Versions({ model, selected, onSelect }: Shown) {
 
 /** A few metrics of the checkpoints, those of validation first. */
 function metricsOf(versions: readonly ModelVersion[]): string[] {
-  const names = [...new Set(versions.flatMap((one) => Object.keys(one.metrics)))].filter((name) => name !== "lr");
-  const isValidation = (name: string) => name.startsWith("validation/");
-  return [...names.filter(isValidation), ...names.filter((name) => !isValidation(name))].slice(0, METRICS);
+  const names = [...new Set(versions.flatMap((one) => Object.keys(one.metrics)))];
+  const isOfTraining = (name: string) => !name.includes("/") && name !== "lr"; // not system/…, padding/…
+  return [...names.filter((name) => name.startsWith("validation/")), ...names.filter(isOfTraining)].slice(0, METRICS);
 }
 
 interface OfVersion { model: Model; version: ModelVersion; names: string[]; isSelected: boolean; onSelect(version: number): void; onAlias(): void }

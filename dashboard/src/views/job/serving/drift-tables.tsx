@@ -45,7 +45,7 @@ function Version({ drift }: { drift: Drift }) {
 function DriftBadge({ drift, numDrifted }: { drift: Drift; numDrifted: number }) {
   if (drift.state === "unavailable") return <span class="badge warn">! unavailable</span>;
   if (drift.state === "collecting") return <span class="badge busy">… collecting</span>;
-  return numDrifted ? <span class="badge bad">✕ {count(numDrifted)} drifted</span> : <span class="badge good">✓ none</span>;
+  return numDrifted ? <span class="badge bad">✕ {count(numDrifted)} drifted</span> : <span class="badge good">✓ no drift</span>;
 }
 
 function Line({ series, most }: { series: Series; most: number }) {
