@@ -35,6 +35,7 @@ UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 OPEN = frozenset(
     {"/livez", "/readyz", "/open", "/errors/{code}", "/", "/jobs", "/jobs/{id}", "/jobs/{id}/{tab}"}
     | {"/jobs/{id}/layers/{layer}", "/compare", "/datasets", "/datasets/{id}", "/devices"}
+    | {"/models", "/models/{id}"}
     | {"/submit", "/settings", "/assets/{file}", "/v2/health/live", "/v2/health/ready"}
 )
 """Paths that need no key. A new one is a decision: it is made here, too."""
