@@ -301,7 +301,12 @@ def test_a_model_is_served_with_one_click_and_its_job_is_paused_and_resumed(
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_text("answers no requests")).to_be_visible()
         assert client.jobs.get(job.id).state == "paused"
-        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("button", name="Resume")).to_be_visible()
+        page.goto("/models/unserved")
+        tried.get_by_role("button", name="Resume").click()
+        expect(tried.get_by_role("button", name="Resume")).to_have_count(0)
+        job.wait_ready()
+        page.goto(f"/jobs/{job.id}")
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
 
 

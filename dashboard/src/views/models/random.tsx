@@ -8,11 +8,11 @@ import { count, figure, percent } from "../../format";
 import type { Json, JsonObject } from "../../spec/pointer";
 import type { Column, TableStats } from "../../spec/suggest";
 import { Scroll } from "../../ui/scroll";
-import { ProblemBox } from "../../ui/state";
 import { isPicture, RowValues } from "../datasets/rows";
 import { type Answer, isRight, predict, scoresOf, truthText, valuesOf } from "./answers";
 import { columnsOf, randomRows, rowOf, type Target } from "./inputs";
 import { answeredBy } from "./results";
+import { Failed } from "./serve";
 import { type DataSpec, type SourceSpec, validationSources } from "./sources";
 import type { Known } from "./try";
 
@@ -62,7 +62,7 @@ export function RandomRows({ known, data }: { known: Known; data: DataSpec }) {
         <button type="button" disabled={busy} onClick={draw}>Random rows</button>
       </div>
       {chosen === train.split && <p class="muted">The model was trained on rows of this split.</p>}
-      {problem && <ProblemBox problem={problem} />}
+      {problem && <Failed problem={problem} />}
       {drawn && <Predicted known={known} drawn={drawn} columns={columns} figures={(stats.value?.splits as unknown as TableStats | undefined)?.[drawn.split] ?? null} />}
     </div>
   );

@@ -5,13 +5,13 @@ import { Problem } from "../../api/http";
 import { useLive } from "../../api/live";
 import type { CheckpointNetwork, Model, ModelVersion, ServedBy } from "../../api/types";
 import { partsOf, type JsonObject } from "../../spec/pointer";
-import { Loading, ProblemBox, StateBadge } from "../../ui/state";
+import { Loading, ProblemBox } from "../../ui/state";
 import { type Answer, predict } from "./answers";
 import { EntryField, type Entered } from "./entry";
 import { entriesOf, type Fields, type Loss, neededFields, type Network, type Target, targetsOf, topK, valueOf } from "./inputs";
 import { RandomRows } from "./random";
 import { Results } from "./results";
-import { ServePrompt } from "./serve";
+import { Failed, NotAnswering, ServePrompt } from "./serve";
 import type { SourceSpec } from "./sources";
 
 /** What is known of a version. */
@@ -52,7 +52,7 @@ export function Try({ model, spec, version, served, onReference }: { model: Mode
         )}
       </div>
       {served === null && <ServePrompt model={model} version={version} />}
-      {served?.version === null && <p class="note" role="status">The job that serves it does not answer now: <a href={`/jobs/${served.job}`}>{served.reference}</a> <StateBadge state={served.state} /></p>}
+      {served?.version === null && <NotAnswering model={model} served={served} />}
       {found.problem && !found.value && <ProblemBox problem={found.problem} />}
       {known === null && !found.problem && <Loading what="Loading the inputs of the model" />}
       {known && reference !== null && (
@@ -110,7 +110,7 @@ function OneRow({ known }: { known: Known }) {
         <div class="row"><button class="primary" disabled={busy}>Predict</button>{busy && <span class="muted" role="status">Waiting for the answer …</span>}</div>
       </div>
       <div>
-        {problem && (beside ? <p class="wrong" role="alert">The model cannot take these values: see the fields.</p> : <ProblemBox problem={problem} />)}
+        {problem && (beside ? <p class="wrong" role="alert">The model cannot take these values: see the fields.</p> : <Failed problem={problem} />)}
         {answer && <Results answer={answer} />}
       </div>
     </form>
