@@ -69,7 +69,7 @@ test("the classes of outputs follow from the losses, also after a softmax", () =
   assert.equal(topK(NETWORK, regression), null);
 });
 
-test("a stored row becomes a row of a request: bytes are scaled, other columns left out", () => {
+test("a stored row becomes a row of a request: bytes are scaled, other columns are omitted", () => {
   const fields: Fields = { image: { type: "dense", shape: [1, 1, 2] }, raw: { type: "dense", scale: 1 }, text: { type: "integer_sequence", tokens: "words" } };
   const columns = [{ name: "image", dtype: "uint8", shape: [1, 1, 2] }, { name: "raw", dtype: "uint8", shape: [] }, { name: "text", dtype: "string", shape: [] }];
   const stored = { image: [[[0, 51]]], raw: 7, text: { truncated: true, length: 2000, value: "a fine" }, label: 3 };
