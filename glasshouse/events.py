@@ -162,8 +162,8 @@ class DroppedEvent(_Event):
     count: int
 
 
-class FindingEvent(_Event):
-    """A finding about the training."""
+class NonfiniteFinding(_Event):
+    """A guard found NaN or Inf in a step of training."""
 
     type: Literal["finding"]
     rule: Literal["nonfinite"]
@@ -194,6 +194,47 @@ class FindingEvent(_Event):
     including this one."""
     tensors: dict[str, Any]
     """``columns`` and ``rows``: statistics of the last tensors up to the bad one."""
+
+
+class DriftedSeries(BaseModel):
+    """A value of each row whose distribution is compared with that of the training rows."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    of: Literal["field", "layer"]
+    name: str
+    """The field or the output of a layer."""
+    measure: str
+    """The name of a column, ``value``, ``category``, ``mean``, ``rms``, ``class``, ``length`` …"""
+
+
+class DriftFinding(_Event):
+    """Rows that a model is served with are not distributed as its training rows.
+
+    Sent once, and again only after a window in which the series had not drifted.
+    """
+
+    type: Literal["finding"]
+    rule: Literal["drift"]
+    severity: Literal["warning"]
+    model: str
+    version: int
+    series: DriftedSeries
+    psi: float
+    """Population stability index of the window."""
+    threshold: float
+    rows: int
+    """The number of served rows of the window that have the series."""
+    message: str
+    """What has changed, in words."""
+    causes: list[str]
+    """Possible causes, most likely first."""
+    remedies: list[str]
+    """What to do, the most promising first."""
+
+
+FindingEvent = Annotated[NonfiniteFinding | DriftFinding, Constraint(discriminator="rule")]
+"""A finding about the training, or about the requests to a served model."""
 
 
 class ProbeEvent(_Event):

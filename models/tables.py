@@ -501,6 +501,8 @@ class Replica(Table):
     """What it serves: ``reference``, ``model``, ``version`` of each."""
     traffic: Mapped[dict[str, Any]]
     """The newest counts of its requests."""
+    drift: Mapped[list[Any]] = mapped_column(server_default="[]")
+    """How served rows differ from training rows, by version."""
     updated_at: Mapped[datetime]
     """By the database's clock."""
     parent: Mapped[str | None] = mapped_column(index=True)

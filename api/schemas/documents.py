@@ -132,6 +132,38 @@ class Shadow(Document):
     """The largest absolute difference of an output. Infinity: the shapes differ."""
 
 
+class DriftSeries(Document):
+    """How one value of a served row is distributed, compared with the training rows."""
+
+    of: Literal["field", "layer"]
+    name: str
+    """The field or the output of a layer."""
+    measure: str
+    """The name of a column, `value`, `category`, `mean`, `rms`, `class`, `length` …"""
+    psi: float
+    """Population stability index."""
+    threshold: float
+    drifted: bool
+    """Whether `psi` is above `threshold`."""
+
+
+class ServedDrift(Document):
+    """How the rows that a version answers differ from its training rows."""
+
+    model: str
+    version: int
+    state: Literal["collecting", "watching", "unavailable"]
+    """`collecting`: no window is complete yet."""
+    detail: str | None
+    """Why it is not watched, or what it waits for."""
+    rows: int
+    """The number of rows of the last complete window; 0: there was none."""
+    at: str | None
+    """When that was complete."""
+    series: list[DriftSeries]
+    """Of the last complete window, the fields first."""
+
+
 class Serving(Document):
     """What a serve job serves, and its requests since its process started.
 
@@ -159,6 +191,9 @@ class Serving(Document):
     """`model:version` → the number of requests on which its network failed."""
     shadows: dict[str, Shadow]
     """`model:version` → how the answers of a shadow differ."""
+    drift: list[ServedDrift]
+    """How served rows differ from training rows, for each version that answers clients. Empty: the
+    job has `drift` null, or no process has reported yet."""
 
 
 class Job(Document):
@@ -511,7 +546,7 @@ class Service(Document):
 
 
 class Webhook(Document):
-    """An address that is notified when jobs change state."""
+    """An address that is notified of state changes and findings of jobs."""
 
     id: str
     object: Literal["webhook"]

@@ -87,6 +87,7 @@ def serving_json(job: Job, replica: Replica | None) -> dict[str, Any]:
         "refused": traffic.get("refused", {}),
         "failed": traffic.get("failed", {}),
         "shadows": traffic.get("shadows", {}),
+        "drift": [] if replica is None else replica.drift,
     }
 
 

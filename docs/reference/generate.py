@@ -72,6 +72,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.ServedModel,
     spec.OtherVersion,
     spec.Replicas,
+    spec.Drift,
     spec.DiagnoseJob,
 )
 

@@ -1,7 +1,8 @@
 """Plan a serve job: the memory of its models, and whether their networks can run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from engine.core.problems import Findings, one
@@ -11,9 +12,11 @@ from engine.inference.rows import inline_shapes
 from engine.network.shapes import Trace, trace
 from engine.plan.costs import memory, table
 from glasshouse.spec import ServeJob, Trained
+from glasshouse.suggestions import did_you_mean
 
 PLANNED_STEPS = 128
 """The steps of a sequence whose length the training did not limit."""
+_LISTED = 20
 
 
 def plan_serving(spec: ServeJob, models: Mapping[str, Trained]) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def plan_serving(spec: ServeJob, models: Mapping[str, Trained]) -> dict[str, Any
     """
     findings = Findings()
     traced = [_traced(spec, trained, findings) for trained in models.values()]
+    _check_watched(spec, traced, findings)
     findings.stop()
     if not traced:
         raise one("/models", "there is no model to serve", "no_network")
@@ -41,6 +45,18 @@ def plan_serving(spec: ServeJob, models: Mapping[str, Trained]) -> dict[str, Any
         "num_steps": None,
         "warnings": [item.as_dict() for item in findings.warnings],
     }
+
+
+def _check_watched(spec: ServeJob, traced: Sequence[Trace], findings: Findings) -> None:
+    """Check that each glob of layers to watch matches a layer of one of the networks."""
+    globs = None if spec.drift is None else spec.drift.layers
+    names = [item.layer.name for found in traced for item in found.layers]
+    outputs = [name for found in traced for name in found.values if root(name) in names]
+    for number, glob in enumerate(globs or ()):
+        if not any(fnmatchcase(name, glob) for name in (*names, *outputs)):
+            detail = f"no layer matches {glob!r}{did_you_mean(glob, names)}; the networks have:"
+            shown = ", ".join([*dict.fromkeys(names)][:_LISTED])
+            findings.problem(f"/drift/layers/{number}", f"{detail} {shown}", "unknown_layer")
 
 
 def _traced(spec: ServeJob, trained: Trained, findings: Findings) -> Trace:

@@ -18,6 +18,7 @@ import torch
 from engine.core.spool import now
 from engine.inference.blocks import Column
 from engine.serving import responses
+from engine.serving.drift.watch import DriftWatch
 from engine.serving.listener import Listener, refusal
 from engine.serving.queue import Pending, QueueFull, RequestQueue
 from engine.serving.served_models import ServedEntry, ServedVersion, VersionName
@@ -65,6 +66,8 @@ def run(
     replica = _Replica(job, requests, listen, device, out)
     replica.load(models)
     replica.open()
+    if replica.drift is not None:
+        replica.drift.start()
     try:
         with torch.inference_mode():
             while not control.cancel_requested and not replica.is_idle:
@@ -72,6 +75,8 @@ def run(
             replica.drain()
     finally:
         replica.listener.stop()
+        if replica.drift is not None:
+            replica.drift.close()
     return End(control.ends_as) if control.cancel_requested else End("paused", IDLE)
 
 
@@ -97,6 +102,8 @@ class _Replica:
         self._listen, self._token = listen, secrets.token_urlsafe(32)
         self.listener = Listener(self._token, requests, MAX_ROWS)
         self._traffic = Traffic(out, job.stall_timeout_s)
+        self.drift = None if job.drift is None else DriftWatch(job.drift, out, device)
+        """Compares served rows with training rows; None: nothing does."""
         self._loaded: dict[tuple[str, int], ServedVersion] = {}
         self._loading: threading.Thread | None = None
         self._new: queues.SimpleQueue[Mapping[str, ServedEntry]] = queues.SimpleQueue()
@@ -138,6 +145,8 @@ class _Replica:
         if batch:
             self._answer(batch)
         self._traffic.look(len(self._requests), self.listener)
+        if self.drift is not None:
+            self.drift.settle()
         self._out.settle()
         if not self._new.empty():
             self._use(self._new.get())
@@ -161,8 +170,11 @@ class _Replica:
     def _answer(self, batch: list[Pending]) -> None:
         started = time.monotonic()
         version, asked = batch[0].version, [request.asked for request in batch]
+        is_watched = self.drift is not None and all(one.shadows is None for one in batch)
+        drift = self.drift if is_watched else None
+        sample = None if drift is None else drift.begin(version, asked[0].outputs)
         try:
-            found: list[dict[str, Column]] = version.compute(asked)
+            found: list[dict[str, Column]] = version.compute(asked, sample)
         except Exception as error:  # one request must not end the service of the others
             self._failed(batch, error)
             return
@@ -184,6 +196,8 @@ class _Replica:
         took_s = time.monotonic() - started
         self._requests.took(batch, took_s)
         self._traffic.worked(took_s)
+        if drift is not None:
+            drift.end(version, asked, sample, compute_s)
 
     def _encoded(
         self, request: Pending, columns: dict[str, Column], timing: dict[str, float]
@@ -236,6 +250,11 @@ class _Replica:
             int(described["version"]),
             str(described["checkpoint"]),
             Path(described["dir"]),
+            {
+                dataset: None if directory is None else Path(directory)
+                for dataset, directory in (described.get("datasets") or {}).items()
+            },
+            Path(described["references"]) if described.get("references") else None,
         )
         trained_by = _trained(described)
         version = ServedVersion(name, trained_by, self._device, self._job.max_batch_size)
@@ -246,6 +265,9 @@ class _Replica:
         self.listener.entries = entries
         versions = {one for entry in entries.values() for one in entry.versions}
         self._loaded = {(one.name.model, one.name.version): one for one in versions}
+        if self.drift is not None:
+            answering = ((entry.current, entry.canary) for entry in entries.values())
+            self.drift.use(one for both in answering for one in both if one is not None)
 
     def _load_later(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Load other versions in a thread, while requests are answered."""

@@ -5,11 +5,12 @@ Shape suffixes: B = rows of a batch.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.checkpoint.checkpoint import load_model
 from engine.data.batches.rows import Loaded, tensors_of
@@ -30,6 +31,25 @@ class VersionName:
     version: int
     checkpoint: str
     directory: Path
+    datasets: Mapping[str, Path | None] = field(
+        default_factory=dict[str, Path | None], compare=False
+    )
+    """The directories of the datasets that it was trained on, by id. None: it was deleted."""
+    references: Path | None = field(default=None, compare=False)
+    """Where histograms of its training rows are kept. None: they are not."""
+
+
+class LayerSample(Protocol):
+    """Takes outputs of layers while a batch is computed."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The outputs to compute besides those that are requested."""
+        ...
+
+    def take(self, values: Mapping[str, Tensor], lengths: Mapping[str, Tensor]) -> None:
+        """Take the outputs of a part of the batch, and the lengths of its sequences."""
+        ...
 
 
 class ServedVersion:
@@ -57,22 +77,26 @@ class ServedVersion:
             isinstance(module, nn.Conv2d) for module in network.layers.values()
         ):
             network.lay_out(torch.channels_last)  # a batch of 64 images takes 0.6 of the time
-        self._network = network
+        self.network = network
+        """In evaluation mode. Its weights must not change."""
         self._views: dict[tuple[str, ...], Network] = {}
 
-    def compute(self, requests: Sequence[Asked]) -> list[dict[str, Column]]:
+    def compute(
+        self, requests: Sequence[Asked], sample: LayerSample | None = None
+    ) -> list[dict[str, Column]]:
         """Return the outputs of each request, by ``<layer>/<field>``.
 
-        ``requests``: for the same outputs and fields.
+        ``requests``: for the same outputs and fields. ``sample``: takes outputs of layers, which
+        changes no result.
         """
-        whole = requests[0] if len(requests) == 1 else _joined(requests)
+        whole = requests[0] if len(requests) == 1 else joined(requests)
         columns: dict[str, Column] = {}
         most = self._max_rows
         if self.inputs.depends_on_longest(whole.outputs):
             most = whole.num_rows
         for first in range(0, whole.num_rows, most):
             taken = slice(first, min(first + most, whole.num_rows))
-            found = self._compute(whole, taken)
+            found = self._compute(whole, taken, sample)
             columns = found if not columns else _appended(columns, found)
         return _divided(columns, [asked.num_rows for asked in requests])
 
@@ -98,9 +122,13 @@ class ServedVersion:
         with torch.inference_mode():
             self._view(self.inputs.default_outputs)(tensors)
 
-    def _compute(self, asked: Asked, taken: slice) -> dict[str, Column]:
+    def _compute(self, asked: Asked, taken: slice, sample: LayerSample | None) -> dict[str, Column]:
         tensors, lengths = tensors_of(asked.rows, taken, taken, self._device)
-        values = self._view(asked.outputs)(tensors)
+        more = () if sample is None else sample.layers
+        outputs = (*asked.outputs, *(name for name in more if name not in asked.outputs))
+        values = self._view(outputs)(tensors)
+        if sample is not None:
+            sample.take(values, lengths)
         return columns_of(
             values,
             lengths,
@@ -116,11 +144,11 @@ class ServedVersion:
         if view is None:
             if len(self._views) >= 100:  # clients choose the outputs
                 self._views.clear()
-            view = self._views[outputs] = self._network.with_outputs(outputs)
+            view = self._views[outputs] = self.network.with_outputs(outputs)
         return view
 
 
-def _joined(requests: Sequence[Asked]) -> Asked:
+def joined(requests: Sequence[Asked]) -> Asked:
     """Return one request with the rows of several."""
     first = requests[0]
     rows: dict[str, Loaded] = {}

@@ -27,7 +27,13 @@ from glasshouse.spec.jobs.diagnose_job import DiagnoseJob
 from glasshouse.spec.jobs.evaluate_job import EvaluateData, EvaluateJob
 from glasshouse.spec.jobs.infer_job import Flatten, InferData, InferJob
 from glasshouse.spec.jobs.job import Devices, Retry
-from glasshouse.spec.jobs.serve_job import OtherVersion, Replicas, ServedModel, ServeJob
+from glasshouse.spec.jobs.serve_job import (
+    Drift,
+    OtherVersion,
+    Replicas,
+    ServedModel,
+    ServeJob,
+)
 from glasshouse.spec.jobs.train_job import TrainJob
 from glasshouse.spec.metrics import Metric
 from glasshouse.spec.network import Graph, Layer, ParameterInit, PerParameter
@@ -74,6 +80,7 @@ __all__ = [
     "DenseSequenceField",
     "Devices",
     "DiagnoseJob",
+    "Drift",
     "Early",
     "Evaluate",
     "EvaluateData",

@@ -1,7 +1,7 @@
 """Training data: datasets, splits, the fields that read their columns, and batching."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, Discriminator, PositiveInt, Tag, model_validator
@@ -121,14 +121,23 @@ def sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(data, dict):
         return []
     found = cast("dict[str, Any]", data)
-    train = found.get("train")
-    several = cast("list[Any]", train) if isinstance(train, list) else [train]
     held = found.get("validation")
     is_map = _kind_of_validation(held) == _MAP
     validations = cast("dict[str, Any]", held).values() if is_map else (held,)
+    return [*_naming([found]), *train_sources_in(spec), *_naming(validations)]
+
+
+def train_sources_in(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a job spec in JSON that name a dataset to train on."""
+    data = spec.get("data")
+    train = cast("dict[str, Any]", data).get("train") if isinstance(data, dict) else None
+    return _naming(cast("list[Any]", train) if isinstance(train, list) else [train])
+
+
+def _naming(parts: Iterable[Any]) -> list[dict[str, Any]]:
     return [
         cast("dict[str, Any]", part)
-        for part in (found, *several, *validations)
+        for part in parts
         if isinstance(part, dict) and isinstance(cast("Any", part).get("dataset"), str)
     ]
 

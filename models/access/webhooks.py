@@ -1,13 +1,13 @@
-"""Webhooks: which state changes of jobs they receive, and the messages to send.
+"""Webhooks: which state changes and findings of jobs they receive, and the messages to send.
 
-A message is written in the transaction of the state change, so it exists if and only if the change
-does. The worker sends them (``worker/delivery/webhooks.py``).
+A message is written in the transaction of the event, so it exists if and only if the event does.
+The worker sends them (``worker/delivery/webhooks.py``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy import delete as sql_delete
@@ -22,7 +22,7 @@ from models.database import now_ms
 from models.state import STATES
 from models.tables import Delivery, Job, Webhook, now
 
-TYPES = tuple(f"job.{state}" for state in STATES)
+TYPES = (*(f"job.{state}" for state in STATES), "job.finding")
 MAX_PER_OWNER = 20
 PER_TURN = 4
 """Messages of one webhook per turn, so that a slow receiver does not delay others."""
@@ -89,13 +89,24 @@ def deliveries(tx: Session, webhook_id: str, *, after: str | None, limit: int) -
     return list(tx.scalars(query.order_by(Delivery.id.desc()).limit(limit)))
 
 
-def announce(tx: Session, job_id: str, moves: Sequence[tuple[int, str, dict[str, Any]]]) -> None:
-    """Write the messages about a job's state changes, in the transaction of the changes.
+class News(NamedTuple):
+    """An event of a job that webhooks are notified of."""
+
+    seq: int
+    at: str
+    type: str
+    """One of ``TYPES``."""
+    payload: dict[str, Any]
+    """What the message has besides the facts of the job."""
+
+
+def announce(tx: Session, job_id: str, news: Sequence[News]) -> None:
+    """Write the messages about events of a job, in the transaction of the events.
 
     Args:
         tx: That transaction.
         job_id: The job, in its new state.
-        moves: Number, time (as text) and payload of each ``state`` event.
+        news: The events.
     """
     wanted = (
         select(Webhook.id, Webhook.events, Webhook.labels)
@@ -108,13 +119,12 @@ def announce(tx: Session, job_id: str, moves: Sequence[tuple[int, str, dict[str,
     parts = (Job.name, Job.kind, Job.labels, Job.attempt, Job.error)
     job = tx.execute(select(*parts).where(Job.id == job_id)).one()
     rows: list[dict[str, Any]] = []
-    for seq, at, move in moves:
-        kind = f"job.{move['to']}"
+    for seq, at, kind, own in news:
         payload = {"job": job_id, "seq": seq, "name": job.name, "kind": job.kind}
         payload |= {
             "labels": job.labels,
             "attempt": job.attempt,
-            **move,
+            **own,
             "error": _short(job.error),
         }
         body = jsonio.dumps({"type": kind, "timestamp": at, "data": payload})

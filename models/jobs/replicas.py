@@ -20,6 +20,7 @@ _EMPTY: Mapping[str, Any] = {
     "token": "",
     "models": [],
     "traffic": {},
+    "drift": [],
     "parent": None,
     "scaling": {},
 }
@@ -107,13 +108,17 @@ def routes(tx: Session, owner: str | None = None) -> list[Route]:
 
 
 def store(tx: Session, job_id: str, attempt: int, values: Mapping[str, Any]) -> None:
-    """Store what the replica of an attempt reported: ``address`` and ``token``, ``models``, counts.
+    """Store what the replica of an attempt reported.
+
+    That is ``address`` and ``token``, ``models``, ``traffic`` and ``drift``.
 
     The checkpoints of the models, ``checkpoints`` of each, cannot be deleted from now on; those
     that it no longer serves can.
     """
     changes: dict[str, Any] = {"updated_at": database_time(tx)}
-    changes |= {key: values[key] for key in ("address", "token", "traffic") if key in values}
+    changes |= {
+        key: values[key] for key in ("address", "token", "traffic", "drift") if key in values
+    }
     if "models" in values:
         known = ("reference", "model", "version")
         changes["models"] = [{key: entry[key] for key in known} for entry in values["models"]]
@@ -123,7 +128,7 @@ def store(tx: Session, job_id: str, attempt: int, values: Mapping[str, Any]) -> 
     made |= {"job": job_id, "attempt": attempt, "starts": int("address" in values)}
     query = insert_into(tx, Replica).values(made)
     if "address" in values:
-        changes = {"traffic": {}, **changes}  # those of the attempt before say nothing
+        changes = {"traffic": {}, "drift": [], **changes}  # those of the attempt before say nothing
         changes |= {"attempt": attempt, "starts": Replica.starts + 1}
     tx.execute(query.on_conflict_do_update(index_elements=["job"], set_=changes))
 

@@ -37,7 +37,8 @@ class Batch:
     commands: list[CommandChange] = field(default_factory=list[CommandChange])
     """Commands that the engine applied or rejected."""
     replica: dict[str, Any] = field(default_factory=dict[str, Any])
-    """New values of the replica of a serve job: where it listens, what it serves, its traffic."""
+    """New values of the replica of a serve job: where it listens, what it serves, its traffic
+    and drift."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 

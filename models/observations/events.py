@@ -27,6 +27,8 @@ class NewEvent(NamedTuple):
     payload: dict[str, Any]
     step: int | None = None
     """The step that it belongs to, or the last step before it."""
+    announce: bool = False
+    """Whether webhooks are notified of it. They always are of state changes."""
 
 
 class LoggedEvent(NamedTuple):
@@ -89,13 +91,20 @@ def write(tx: Session, job: str, attempt: int, after: int, events: Sequence[NewE
         for seq, event in enumerate(events, start=after + 1)
     ]
     tx.execute(insert(core(Event)), rows)
-    moves = [
-        (seq, f"{event.at:%Y-%m-%dT%H:%M:%S}.{event.at.microsecond // 1000:03d}Z", event.payload)
+    news = [
+        _news(event, seq)
         for seq, event in enumerate(events, start=after + 1)
-        if event.type == "state"
+        if event.type == "state" or event.announce
     ]
-    if moves:
-        webhooks.announce(tx, job, moves)
+    if news:
+        webhooks.announce(tx, job, news)
+
+
+def _news(event: NewEvent, seq: int) -> webhooks.News:
+    at = f"{event.at:%Y-%m-%dT%H:%M:%S}.{event.at.microsecond // 1000:03d}Z"
+    if event.type == "state":
+        return webhooks.News(seq, at, f"job.{event.payload['to']}", event.payload)
+    return webhooks.News(seq, at, f"job.{event.type}", {event.type: event.payload})
 
 
 def after(

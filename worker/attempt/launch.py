@@ -242,7 +242,8 @@ def _serving(tx: Transaction, attempt: Attempt) -> dict[str, Any]:
     job, context = attempt.job, attempt.context
     if job.kind != "serve":
         return {}
-    models = serving.with_networks(tx, serving.models_of(tx, job, context.artifacts))
+    found = serving.models_of(tx, job, context.artifacts)
+    models = serving.with_networks(tx, found, context.artifacts)
     serving.hold(tx, job, models)
     return {"models": models, "listen": serving.listen_at(context.settings, attempt.directory)}
 

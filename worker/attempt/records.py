@@ -79,6 +79,8 @@ class Sorter:
         self._newest: tuple[int, int] | None = None  # step and epoch of the newest metrics
         self.step: int | None = None
         """The last step that the rank reported."""
+        self._has_found = False
+        """Whether a guard has found something in this attempt."""
         self._revision = 0
         """The revision of the list of probes that the rank uses."""
         self._by_type = {
@@ -94,6 +96,7 @@ class Sorter:
             "listening": self._listening,
             "serving": self._serving,
             "traffic": self._traffic,
+            "drift": self._drift,
             "finding": self._finding,
             "probe": self._probe,
             "overhead": self._overhead,
@@ -152,7 +155,13 @@ class Sorter:
         to.batch.events.append(NewEvent("dropped", at, record, record.get("step", newest)))
 
     def _finding(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
-        to.batch.events.append(NewEvent("finding", at, record, int(record["step"])))
+        if record["rule"] == "drift":
+            to.batch.events.append(NewEvent("finding", at, record, announce=True))
+            return
+        # a guard that lets a job continue may find something in each step
+        is_first, self._has_found = not self._has_found, True
+        step = int(record["step"])
+        to.batch.events.append(NewEvent("finding", at, record, step, announce=is_first))
         self.nonfinite.on_finding(record)
 
     def _probe(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
@@ -254,6 +263,9 @@ class Sorter:
     def _traffic(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.replica["traffic"] = record
         to.batch.job["progress"] = {"requests": record["requests"]}
+
+    def _drift(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        to.batch.replica["drift"] = record["versions"]
 
     def _inside(self, relative: str) -> Path:
         parts = PurePosixPath(relative).parts

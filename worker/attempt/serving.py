@@ -10,10 +10,12 @@ import structlog
 from glasshouse import jsonio
 from glasshouse.errors import NotFound
 from glasshouse.spec import ServeJob, parse_job
+from glasshouse.spec.data import train_sources_in
 from models import published_models
 from models.database import Transaction
 from models.jobs import checkpoints, replicas
 from models.settings import Settings
+from models.storage import datasets
 from models.storage.artifacts import Artifacts
 from models.tables import Job
 from worker.attempt.control import CommandDelivery
@@ -24,6 +26,8 @@ from worker.processes.ranks import Ranks
 _log: Any = structlog.get_logger()
 LOOK_EVERY_S = 0.5
 """How often the versions that aliases name are looked up."""
+REFERENCES = "drift"
+"""The directory of histograms of training rows, beside that of the checkpoints."""
 _MAX_SOCKET_PATH = 100
 """Longer paths of sockets are refused by some systems."""
 
@@ -60,20 +64,45 @@ def models_of(tx: Transaction, job: Job, artifacts: Artifacts) -> list[dict[str,
     return found
 
 
-def with_networks(tx: Transaction, models: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return versions with the specs that they were trained by, which may be large."""
+def with_networks(
+    tx: Transaction, models: Iterable[dict[str, Any]], artifacts: Artifacts
+) -> list[dict[str, Any]]:
+    """Return versions with the specs that they were trained by, which may be large.
+
+    Also with the directories of their training rows, which may have been deleted, and the directory
+    in which histograms of these are kept.
+    """
     found: list[dict[str, Any]] = []
     for described in models:
-        whole = {**described, "trained_by": _trained_by(tx, described)}
+        whole = {**described, **_training(tx, described, artifacts)}
         for part in ("canary", "shadow"):
             if (other := described.get(part)) is not None:
-                whole[part] = {**other, "trained_by": _trained_by(tx, other)}
+                whole[part] = {**other, **_training(tx, other, artifacts)}
         found.append(whole)
     return found
 
 
-def _trained_by(tx: Transaction, described: Mapping[str, Any]) -> dict[str, Any]:
-    return checkpoints.trained(tx, checkpoints.get(tx, str(described["checkpoint"]), None))
+def _training(
+    tx: Transaction, described: Mapping[str, Any], artifacts: Artifacts
+) -> dict[str, Any]:
+    saved = checkpoints.get(tx, str(described["checkpoint"]), None)
+    trained_by = checkpoints.trained(tx, saved)
+    names = {str(part["dataset"]) for part in train_sources_in(trained_by)}
+    kept = saved.job is not None
+    return {
+        "trained_by": trained_by,
+        "datasets": {name: _directory(tx, name, artifacts) for name in sorted(names)},
+        # beside the checkpoints of the attempt; it is deleted with the job
+        "references": str(Path(described["dir"]).parent.parent / REFERENCES) if kept else None,
+    }
+
+
+def _directory(tx: Transaction, dataset: str, artifacts: Artifacts) -> str | None:
+    """Return the directory of a dataset; None: it was deleted."""
+    try:
+        return str(artifacts.local(datasets.get(tx, dataset, None).key))
+    except (NotFound, FileNotFoundError):
+        return None
 
 
 def hold(tx: Transaction, job: Job, models: Iterable[Mapping[str, Any]]) -> None:
@@ -127,7 +156,7 @@ class ModelDelivery:
             if changed := _names(models) != self._names:
                 with context.database.write() as tx:
                     hold(tx, job, models)
-                    models = with_networks(tx, models)
+                    models = with_networks(tx, models, context.artifacts)
         except AWAY:
             return
         except (NotFound, FileNotFoundError) as error:

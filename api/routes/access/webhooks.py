@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are notified when a job of their owner changes state."""
+"""Webhooks: addresses that are notified of state changes and findings of their owner's jobs."""
 
 from typing import Annotated, Any
 
@@ -34,7 +34,8 @@ class WebhookRequest(Body):
     """Where messages are posted. Must be https and a public address unless the service allows more.
     """
     events: tuple[str, ...] = Constraint(default=(), max_length=len(webhooks.TYPES))
-    """Types of message, `job.<state>`. Empty: all."""
+    """Types of message: `job.<state>`, and `job.finding`. Empty: all. Of a job whose guard lets it
+    continue after NaN or Inf, only the first finding of each attempt is sent."""
     labels: dict[Label, LabelValue] = Constraint(default={}, max_length=50)
     """Only jobs that have all of these labels."""
 

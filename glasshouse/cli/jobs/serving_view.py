@@ -5,6 +5,9 @@ from typing import Any
 from glasshouse.cli.terminal import output
 from glasshouse.cli.terminal.output import figure
 
+_SERIES = ("of", "name", "measure")
+_MAX_SERIES = 20
+
 
 def show(job: dict[str, Any]) -> None:
     """Print what a serve job serves, and its traffic."""
@@ -32,3 +35,24 @@ def show(job: dict[str, Any]) -> None:
         facts[f"shadow {version}"] = f"{same}, largest difference {figure(found['max_difference'])}"
     output.line("")
     output.facts(facts)
+    for watched in serving.get("drift") or ():
+        _show_drift(watched)
+
+
+def _show_drift(watched: dict[str, Any]) -> None:
+    """Print how the rows that a version answered differ from its training rows."""
+    drifted = [one for one in watched["series"] if one["drifted"]]
+    output.line("")
+    text = f"drift of {watched['model']}:{watched['version']}: {watched['state']}"
+    if watched["at"] is not None:
+        compared = f"{len(drifted)} of {len(watched['series'])} series"
+        text += f", {compared} have drifted in the last {watched['rows']} rows"
+    output.line(text if watched["detail"] is None else f"{text} ({watched['detail']})")
+    if drifted:
+        drifted.sort(key=lambda one: -one["psi"])
+        rows = [[*(one[key] for key in _SERIES), *_psi(one)] for one in drifted[:_MAX_SERIES]]
+        output.table([*_SERIES, "psi", "threshold"], rows, numbers={"psi", "threshold"})
+
+
+def _psi(one: dict[str, Any]) -> list[str]:
+    return [figure(one["psi"]), figure(one["threshold"])]

@@ -74,8 +74,9 @@ class Job(Controlled, JobLog):
     metrics whose name does not imply a direction."""
     serving: dict[str, Any] | None
     """What a serve job serves: ``models``, and its traffic: ``requests``, ``requests_per_s``,
-    ``latency_ms``, ``queue_ms``, ``waiting``, ``answered``, ``refused``, ``failed``, ``shadows``.
-    None for jobs of other kinds."""
+    ``latency_ms``, ``queue_ms``, ``waiting``, ``answered``, ``refused``, ``failed``, ``shadows``;
+    and ``drift``: how the rows differ from the training rows, by version. None for jobs of other
+    kinds."""
     last_seq: int
     """The ``seq`` of the newest event."""
     warnings: list[dict[str, Any]]

@@ -86,6 +86,9 @@ class ServeOptions(JobOptions, total=False):
     """How long a batch that is not full waits for more requests. Default: 0."""
     idle_s: float
     """Seconds without a request after which the job is paused, with ``min`` 0. Default: 300."""
+    drift: Any
+    """How served rows are compared with training rows: ``{"window", "reference_rows", "min_psi",
+    "layers", "max_overhead"}``. None: not at all."""
 
 
 class TrainOptions(JobOptions, total=False):

@@ -14,6 +14,7 @@ from pydantic import Field as Constraint
 
 from glasshouse.spec.jobs.job import Job, Retry
 from glasshouse.spec.model_names import canonical, parse_model_reference
+from glasshouse.spec.probes import Glob
 from glasshouse.spec.strict import Spec, WrongAt, repeated
 
 MAX_MODELS = 100
@@ -93,6 +94,37 @@ class Replicas(Spec):
         return self
 
 
+class Drift(Spec):
+    """How served rows are compared with the training rows.
+
+    The distribution of each input field, and of the outputs of some layers, is compared by the
+    population stability index (PSI): the sum over bins of (q - p) ln(q / p), where p is the share
+    of the training rows in a bin, and q that of the served rows.
+    """
+
+    window: int = Constraint(default=1000, ge=100, le=1_000_000)
+    """How many watched rows of a version are compared at once."""
+    reference_rows: int = Constraint(default=4096, ge=100, le=100_000)
+    """How many training rows they are compared with, drawn at random."""
+    min_psi: float = Constraint(default=0.2, ge=0, le=100)
+    """The smallest PSI that is reported. The threshold is higher where chance alone would exceed
+    it: all comparisons of a window together raise a false alarm with a probability of at most
+    1 %. ``0``: only chance counts."""
+    layers: tuple[Glob, ...] | None = Constraint(default=None, min_length=1, max_length=100)
+    """Globs of layers whose outputs are compared. Default: the network's outputs, and up to eight
+    other layers with parameters. Example: ``["conv*", "fc"]``."""
+    max_overhead: float = Constraint(default=0.02, gt=0, le=1)
+    """Maximum time of watching, as a fraction of the time in which the network computes. Requests
+    beyond it are not watched."""
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        if self.layers is not None and (again := repeated(self.layers)) is not None:
+            detail = f"{self.layers[again]!r} is listed twice: remove one of them"
+            raise WrongAt("layers", again, detail=detail)
+        return self
+
+
 class ServeJob(Job):
     """Serves published models: answers ``POST /models/{name}/predict`` and ``/v2``.
 
@@ -118,6 +150,9 @@ class ServeJob(Job):
     """Seconds after which a replica above ``replicas.min`` stops that is not needed: the last one
     after so long without a request, a further one after the others could have answered all requests
     for so long. Requires ``replicas.min`` below ``replicas.max``. Default: 300. Example: ``60``."""
+    drift: Drift | None = Drift()
+    """Compares served rows with the training rows of each version, and reports an event ``finding``
+    when a field or a layer has drifted. null: no comparison. Example: ``{"window": 5000}``."""
     retry: Retry = Retry(max_restarts=1000)
     """Automatic restarts of a replica whose process, worker or device fails."""
     stall_timeout_s: PositiveFloat | None = 60.0
