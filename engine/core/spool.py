@@ -157,8 +157,8 @@ def read_frames(
 
 def _packed(record: dict[str, Any]) -> dict[str, Any]:
     """Return the record with its table of statistics, if it has one, as Base64."""
-    rows: Sequence[Sequence[Any]] | None = record.get("rows")
-    if not rows:
+    rows: Sequence[Sequence[Any]] | int | None = record.get("rows")
+    if not rows or isinstance(rows, int):  # a finding has a number of rows
         return record
     flat = [figure for row in rows for figure in row[2:]]
     figures = b2a_base64(struct.pack(f"<{len(flat)}d", *flat), newline=False).decode()

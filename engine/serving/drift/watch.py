@@ -368,10 +368,10 @@ class DriftWatch:
             self._report([])
 
     def _report(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        for one in findings:  # before the report, so that who sees that also sees the events
+            self.out.emit({"type": "finding", "at": now(), **one})
         listed = [watch.as_dict() for watch in self._versions.values()]
         self.out.emit({"type": "drift", "at": now(), "versions": listed})
-        for one in findings:
-            self.out.emit({"type": "finding", "at": now(), **one})
         self.out.flush()
 
     # --- references --------------------------------------------------------------------------

@@ -119,4 +119,4 @@ def test_a_wrong_field_is_named(ada: httpx2.Client, change: dict[str, Any], poin
 def test_every_state_of_a_job_has_its_type():
     from models.state import STATES
 
-    assert tuple(f"job.{state}" for state in STATES) == webhooks.TYPES
+    assert (*(f"job.{state}" for state in STATES), "job.finding") == webhooks.TYPES

@@ -179,9 +179,9 @@ if __name__ == "__main__":
         before(Listener, "stop", "stop")
         real = ServedVersion.compute
 
-        def compute(self: ServedVersion, requests: Any) -> Any:
+        def compute(self: ServedVersion, requests: Any, sample: Any = None) -> Any:
             come_to("compute")
-            return real(self, requests)
+            return real(self, requests, sample)
 
         ServedVersion.compute = compute
 

@@ -576,6 +576,12 @@ CASES: dict[str, Broken] = {
         ("idle_s (60)", "set replicas.min below max", "remove idle_s"),
         SERVE,
     ),
+    "a watched layer twice": Broken(
+        {"drift": {"layers": ["fc", "conv*", "fc"]}},
+        "/drift/layers/2",
+        ("'fc'", "twice", "remove one"),
+        SERVE,
+    ),
     # an inference
     "neither checkpoint nor job": Broken(
         {"checkpoint": None}, "/checkpoint", ("exactly one of checkpoint, job", "none"), INFER
