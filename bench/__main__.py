@@ -28,6 +28,7 @@ BENCHES = (
     "service.stream",
     "service.serving",
     "service.serving_changes",
+    "service.drift",
     "storage.stats",
     "storage.purge",
     "storage.retention",
