@@ -1,8 +1,8 @@
 """What is compared: one value for each row, of each input field and of some layers.
 
 The values of a series are independent from row to row, because those of a single row may depend on
-each other: all pixels of an image, all steps of a sequence. Only then is it known how far two
-histograms differ by chance.
+each other: all pixels of an image, all steps of a sequence. Only then is it known how far the
+histograms of two samples of one distribution differ.
 
 Shape suffixes: B = rows, T = steps of the longest row, D = numbers of a row.
 """

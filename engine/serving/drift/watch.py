@@ -47,8 +47,8 @@ _START_S = 0.25
 """References wait so long after the start, so that the first requests are answered first."""
 _BUSY_S = 0.05
 _DUTY = 9.0
-"""While requests come, the thread that makes references sleeps so many times as long as it works.
-"""
+"""While requests come, the thread that makes references sleeps for its time of work multiplied by
+this."""
 _STOP_S = 5.0
 
 

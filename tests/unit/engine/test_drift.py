@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.inference.blocks import Column
+from engine.process.planner import answer
 from engine.serving import requests
 from engine.serving.drift import watch as watching
 from engine.serving.drift.series import Series, measures_of
@@ -446,3 +447,15 @@ def test_a_version_that_is_no_longer_served_is_not_reported(trained: Any, serve:
     served.drift.settle()
     assert served.records[-1]["versions"] == []
     served.send_rows(Rows(1), 70)
+
+
+def test_layers_that_no_network_has_are_refused_before_the_job_is_stored(trained: Any):
+    spec = {"kind": "serve", "models": ["m"], "drift": {"layers": ["fc*", "fcc1"]}}
+    asked = {"id": 1, "do": "plan", "spec": spec, "datasets": {}, "models": {"m": trained[0]}}
+    reply = answer(asked)
+    (problem,) = reply["errors"]
+    assert (problem["pointer"], problem["code"]) == ("/drift/layers/1", "unknown_layer")
+    assert "no layer matches 'fcc1'; did you mean fc1" in problem["detail"]
+    assert "the networks have: emb, both, fc1, relu, fc2" in problem["detail"]
+    assert answer(asked | {"spec": {**spec, "drift": {"layers": ["fc*"]}}})["ok"]
+    assert answer(asked | {"spec": {**spec, "drift": None}})["ok"]

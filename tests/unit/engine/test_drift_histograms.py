@@ -1,4 +1,4 @@
-"""Histograms of served and training rows, and how far they differ by chance."""
+"""Histograms of served and training rows, and how far those of one distribution differ."""
 
 import numpy as np
 import pytest
