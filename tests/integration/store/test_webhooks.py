@@ -12,6 +12,8 @@ from models.access import webhooks
 from models.access.webhooks import MAX_PER_OWNER, Sending
 from models.database import Database
 from models.jobs import attempts, jobs
+from models.observations import events
+from models.observations.events import NewEvent
 from models.tables import Delivery, Webhook, now
 from tests.integration.store.factories import make_job, make_worker, running
 
@@ -65,6 +67,26 @@ def test_each_move_is_a_message_written_with_it(database: Database):
     assert failed["data"]["name"] == "n"
     assert failed["data"]["error"]["code"] == "spec_failed"
     assert "log_tail" not in failed["data"]["error"]
+
+
+def test_a_finding_is_a_message_if_it_is_to_be_announced(database: Database):
+    make_worker(database)
+    every, findings = add(database), add(database, events=["job.finding"])
+    failures = add(database, events=["job.failed"])
+    job = make_job(database, name="n")
+    running(database, job)
+    found = {"rule": "drift", "kind": "not that of the job", "psi": 1.5}
+    with database.write() as tx:
+        new = [NewEvent("finding", now(), found, announce=say) for say in (True, False)]
+        events.append(tx, job.id, new)
+    (row,) = deliveries_of(database, findings)
+    sent = jsonio.loads(row.body)
+    assert (row.type, sent["type"]) == ("job.finding", "job.finding")
+    assert sent["data"]["finding"] == found
+    assert (sent["data"]["job"], sent["data"]["name"], sent["data"]["error"]) == (job.id, "n", None)
+    assert sent["data"]["kind"] == "train"
+    assert [one.type for one in deliveries_of(database, every)].count("job.finding") == 1
+    assert deliveries_of(database, failures) == []
 
 
 def test_a_state_change_that_is_rolled_back_sends_no_webhook(database: Database):

@@ -28,6 +28,24 @@ SERVING: dict[str, Any] = {
     "refused": {"queue_full": 1},
     "failed": {},
     "shadows": {"m:4": {"requests": 5, "same_classes": 4, "max_difference": 0.125}},
+    "drift": [
+        {
+            "model": "m",
+            "version": 3,
+            "state": "watching",
+            "detail": None,
+            "rows": 1000,
+            "at": "2026-11-27T10:00:00Z",
+            "series": [
+                {"of": "field", "name": "x", "measure": "rooms", "psi": 0.1}
+                | {"threshold": 0.2, "drifted": False},
+                {"of": "field", "name": "x", "measure": "price", "psi": 1.25}
+                | {"threshold": 0.2, "drifted": True},
+            ],
+        },
+        {"model": "n", "version": 1, "state": "unavailable", "detail": "Its rows are gone."}
+        | {"rows": 0, "at": None, "series": []},
+    ],
 }
 
 
@@ -173,6 +191,10 @@ def test_show_and_the_lists_say_what_is_served(run: Run):
     shown = run("show", "job_1", routes=[Route("/api/v1/jobs/job_1", one)])[1]
     for text in ("m@production", "12, now 1.5/s", "p50 1.25 ms, p99 9 ms", "m:3 10"):
         assert text in shown
+    assert "drift of m:3: watching, 1 of 2 series have drifted in the last 1000 rows" in shown
+    assert ["field", "x", "price", "1.25", "0.2"] in [line.split() for line in shown.splitlines()]
+    assert "rooms" not in shown
+    assert "drift of n:1: unavailable (Its rows are gone.)" in shown
     assert "4 of 5 with the same classes, largest difference 0.125" in shown
     jobs = listing(job(kind="serve", progress={"requests": 12}))
     assert "12 requests" in run("jobs", routes=[Route("/api/v1/jobs", lambda _: jobs)])[1]

@@ -50,6 +50,20 @@ def test_the_time_of_an_event_is_the_ranks(tmp_path: Path):
     assert shipment.batch.events[0].at.isoformat() == "2026-01-02T03:04:05.678000+00:00"
 
 
+def test_webhooks_hear_of_drift_and_of_the_first_nan_of_an_attempt(tmp_path: Path):
+    nan = {"type": "finding", "rule": "nonfinite", "causes": [], "layer": None, "tensor": None}
+    nan |= {"kind": None, "phase": None, "tensors": {"rows": []}}
+    drift = {"type": "finding", "rule": "drift", "model": "m", "version": 1, "rows": 100}
+    _, shipment = sort(tmp_path, nan | {"step": 3}, nan | {"step": 4}, drift, drift)
+    found = [(event.step, event.announce) for event in shipment.batch.events]
+    assert found == [(3, True), (4, False), (None, True), (None, True)]
+    assert shipment.batch.events[2].payload == {
+        key: value for key, value in drift.items() if key != "type"
+    }
+    _, shipment = sort(tmp_path, {"type": "drift", "versions": [{"model": "m"}]})
+    assert shipment.batch.replica == {"drift": [{"model": "m"}]}
+
+
 TENSORS = [
     {"layer": layer, "kind": "output", "shape": [2], "dtype": "uint8", "size_bytes": 2}
     for layer in ("a/b", "c")
