@@ -49,7 +49,7 @@ _BUSY_S = 0.05
 _DUTY = 9.0
 """While requests come, the thread that makes references sleeps for its time of work multiplied by
 this."""
-_STOP_S = 5.0
+_STOP_S = 1.0
 
 
 class _Stopped(Exception):

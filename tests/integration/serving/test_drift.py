@@ -19,13 +19,17 @@ WINDOW = 200
 
 
 def publish(service: Service, num_rows: int) -> tuple[str, str]:
-    """Train on rows of a dataset of its own, and publish; return the names of model and dataset."""
+    """Train on rows of a dataset of its own, and publish two versions with the same weights.
+
+    Return the names of the model and the dataset.
+    """
     name, dataset = f"m-{uuid4().hex[:8]}", service.harness.dataset(num_rows)
     job = service.harness.submit(train_spec(dataset, stop={"steps": 5}))
     assert service.harness.wait(job).state == "succeeded", service.harness.logs()
     with service.harness.database.read() as tx:
         saved = tx.scalars(select(Checkpoint).where(Checkpoint.job == job)).all()
-    service.publish(name, saved[-1].id)
+    for _ in range(2):
+        service.publish(name, saved[-1].id)
     return name, dataset
 
 
@@ -75,25 +79,29 @@ def test_a_shift_in_one_column_is_a_finding_and_notifies_webhooks(service: Servi
     wanted: dict[str, Any] = {"url": "https://example.org/", "events": ["job.finding"]}
     with service.harness.database.write() as tx:
         hook = webhooks.add(tx, owner="ada", labels={}, **wanted).id
-    job = service.serve(model, drift={"window": WINDOW, "max_overhead": 1.0})
+    shadowed = {"model": model, "shadow": {"model": f"{model}:1", "share": 1.0}}
+    job = service.serve(shadowed, drift={"window": WINDOW, "max_overhead": 1.0})
     with service.api.client(service.key) as client:
         sender = Sender(client, model, job)
         wait_for(client, job, lambda one: one["state"] == "collecting" and one["detail"] is None)
         first = sender.until_after(None, 0.0)
         second = sender.until_after(first["at"], 3.0)
+        serving = client.get(f"/api/v1/jobs/{job}").json()["serving"]
         events = client.get(f"/api/v1/jobs/{job}/events", params={"types": "finding"}).json()
         deliveries = client.get(f"/api/v1/webhooks/{hook}/deliveries").json()["data"]
     facts = {key: first[key] for key in ("model", "version", "state", "rows")}
-    assert facts == {"model": model, "version": 1, "state": "watching", "rows": WINDOW}
+    assert facts == {"model": model, "version": 2, "state": "watching", "rows": WINDOW}
     assert [one["measure"] for one in first["series"]][:4] == ["[0]", "[1]", "[2]", "[3]"]
     assert not any(one["drifted"] for one in first["series"])
+    # rows of a shadow are those of another version; it answers nobody
+    assert [one["version"] for one in serving["drift"]] == [2]
     drifted = [one for one in second["series"] if one["drifted"]]
     assert [one["measure"] for one in drifted if one["of"] == "field"] == ["[2]"]
 
     found = [event for one in events["data"] if isinstance(event := parse_event(one), DriftFinding)]
     assert len(found) == len(events["data"]) == len(drifted)
     (of_field,) = [event for event in found if event.series.of == "field"]
-    assert (of_field.model, of_field.version, of_field.rows) == (model, 1, WINDOW)
+    assert (of_field.model, of_field.version, of_field.rows) == (model, 2, WINDOW)
     assert "'[2]' of field 'x' moved from" in of_field.message
 
     sent = [one["payload"]["data"] for one in deliveries]
@@ -114,7 +122,7 @@ def test_why_a_version_is_not_compared_is_shown_and_null_turns_it_off(service: S
     with service.api.client(service.key) as client:
         entry = wait_for(client, few, lambda one: one["state"] == "unavailable")
         assert entry["detail"].startswith("It was trained on 50 rows, and at least 100 are needed")
-        assert service.predict(model).version == 1
+        assert service.predict(model).version == 2
         service.end(few)
         service.harness.artifacts.delete(f"datasets/{dataset}")
         gone = service.serve(model)
@@ -122,5 +130,5 @@ def test_why_a_version_is_not_compared_is_shown_and_null_turns_it_off(service: S
         detail = f"Its training rows are gone: the dataset {dataset} was deleted."
         assert entry["detail"] == detail
         off = service.serve(model, drift=None)
-        assert service.predict(model).version == 1
+        assert service.predict(model).version == 2
         assert client.get(f"/api/v1/jobs/{off}").json()["serving"]["drift"] == []
