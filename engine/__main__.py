@@ -59,6 +59,7 @@ class Interrupt:
         self.wanted = None
         self.threads = None
         self.models = None
+        self.listen = None
         self.orders: deque[dict[str, Any]] = deque()
         signal.signal(signal.SIGINT, self._ask)
 

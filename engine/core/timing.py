@@ -26,6 +26,8 @@ PARTS = (
 COLLECTIVE = "collective"
 """Exchanging gradients and numbers with the other processes, and waiting for them. Reported only
 if there are others."""
+PREDICT = "predict"
+"""Answering requests for predictions between two steps. Reported only if there were some."""
 REPORT = "report"
 TRAINING_FACTOR = 3
 """A step counts as three times the operations of its forward pass. This is the usual convention:
@@ -271,7 +273,7 @@ class Timing:
 
 def figures_of(laps: Laps, work: Work) -> dict[str, float]:
     """Return seconds per step by part, and throughput per second."""
-    parts = (*PARTS, COLLECTIVE) if laps[COLLECTIVE] else PARTS
+    parts = (*PARTS, *(part for part in (COLLECTIVE, PREDICT) if laps[part]))
     steps, total_s = laps["num_steps"], sum(laps[part] for part in (*parts, REPORT)) / 1e9
     figures = {f"time/{part}": laps[part] / 1e9 / steps for part in parts}
     figures["time/step"] = total_s / steps

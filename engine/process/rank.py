@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ from engine.inference.rows import Inputs
 from engine.network.placement import Placement
 from engine.probes.watched.requested import RequestedProbes
 from engine.serving import serve
+from engine.serving.live_predictions import LivePredictions
 from engine.training.control import Decisions, RunControl
 from engine.training.failures import cause_of, classify
 from engine.training.loop import End, train
@@ -75,6 +77,7 @@ class Lifeline:
         self.wanted: RequestedProbes | None = None
         self.threads: int | None = None
         self.models: Sequence[Mapping[str, Any]] | None = None
+        self.listen: Mapping[str, Any] | None = None
         self.orders: deque[dict[str, Any]] = deque()
         self._job_dir = job_dir
         if descriptor is not None:
@@ -111,6 +114,8 @@ class Lifeline:
                 self.orders.extend(self._read(command))
             case "models":
                 self.models = self._read(command)
+            case "listen":
+                self.listen = {"job": str(command["job"]), "at": dict(command["at"])}
             case "report":
                 self._report(str(command["file"]))
             case _:
@@ -284,24 +289,38 @@ def run(job: Assignment, *, control: RunControl, out: Outputs) -> End:
         for prefix, source in spec.data.validations.items() if spec.evaluate else ():
             judged[prefix] = gathering.judging(source, training.prepared)
         flops = None if job.flops is None else job.flops / _planned(spec, training)
-        return train(
-            spec,
-            training,
-            judged,
-            control=decided,
-            out=out,
-            watched=job.watched,
-            work=Work(flops, job.peak_flops),
-            start=start,
-            parts=job.parts,
-            group=group,
-        )
+        with _predicting(job, spec, group, out) as predictions:
+            return train(
+                spec,
+                training,
+                judged,
+                control=decided,
+                out=out,
+                watched=job.watched,
+                work=Work(flops, job.peak_flops),
+                start=start,
+                parts=job.parts,
+                group=group,
+                predictions=predictions,
+            )
     except EndedEarly:
         return End(control.ends_as)
     finally:
         for rows in (training, *judged.values()):
             if rows is not None:
                 rows.close()
+
+
+@contextmanager
+def _predicting(
+    job: Assignment, spec: TrainJob, group: Group, out: Outputs
+) -> Generator[LivePredictions | None]:
+    """Return what answers requests for predictions; None: another process does, or none can."""
+    if not group.is_first or spec.parallel.why_no_predictions is not None:
+        yield None
+        return
+    with closing(LivePredictions(spec, job.device, out)) as predictions:
+        yield predictions
 
 
 def _without_training(

@@ -11,12 +11,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from engine.serving import requests, responses
+from engine.serving.answers import Answer, refusal
 from engine.serving.queue import Pending, QueueFull, RequestQueue
 from engine.serving.requests import BadRequest
-from engine.serving.served_models import ServedEntry
+from engine.serving.served_models import ServedNetwork
 from glasshouse import frames, jsonio
 from glasshouse.frames import Frame, FrameError, FrameReader, Kind
 
@@ -27,7 +28,23 @@ MAX_UNSENT_BYTES = 1 << 28
 LONGEST_S = 600.0
 SHADOW_PRIORITY = -1_000_000
 """Below that of any request of a client."""
-Answer = tuple[dict[str, Any], bytes]
+
+
+class Entry(Protocol):
+    """What answers requests for one reference."""
+
+    @property
+    def current(self) -> ServedNetwork:
+        """The network that answers usually."""
+        ...
+
+    def choose(self) -> ServedNetwork:
+        """Return the network that answers a request."""
+        ...
+
+    def choose_shadow(self) -> ServedNetwork | None:
+        """Return the network that also computes a request, if any."""
+        ...
 
 
 class Connection(asyncio.Protocol):
@@ -146,7 +163,7 @@ class Listener:
         self.token = token
         self.connections: set[Connection] = set()
         self.is_closing = False
-        self.entries: Mapping[str, ServedEntry] = {}
+        self.entries: Mapping[str, Entry] = {}
         """By reference. Replaced as a whole."""
         self.num_refused: dict[str, int] = {}
         """Requests that were refused, by code."""
@@ -212,8 +229,8 @@ class Listener:
             return self._refuse(404, "model_not_served", detail)
         if head.get("protocol") == "metadata":
             current = entry.current
-            name = current.name
-            found = responses.metadata(current.inputs, name.model, [name.version])
+            model, version = current.origin.values()
+            found = responses.metadata(current.inputs, str(model), [int(version)])
             return {"status": 200, "content_type": "application/json"}, jsonio.dumps(found).encode()
         version = entry.choose()
         try:
@@ -262,7 +279,7 @@ class Listener:
         wait_s = max(1, round(full.wait_s + 0.5))
         return self._refuse(429, "queue_full", detail, retry_after_s=wait_s)
 
-    def _shadow_of(self, request: Pending, entry: ServedEntry, frame: Frame) -> Pending | None:
+    def _shadow_of(self, request: Pending, entry: Entry, frame: Frame) -> Pending | None:
         """Return a request to another version whose answer is compared with that of a request.
 
         Its rows are prepared as that version was trained.
@@ -301,11 +318,6 @@ class Listener:
             connection.close()
         if self._server is not None:
             self._server.close()
-
-
-def refusal(status: int, code: str, detail: str, **more: Any) -> Answer:
-    """Return the answer to a request that is not computed."""
-    return {"status": status, "code": code, "detail": detail, **more}, b""
 
 
 def _ignore(_head: dict[str, Any], _body: bytes) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -81,11 +80,10 @@ class ModelInputs:
     )
 
     @staticmethod
-    def of(trained_by: Trained, checkpoint: Path) -> "ModelInputs":
-        """Read what training learned from its rows, and trace the network once.
+    def of(trained_by: Trained, prepared: Prepared) -> "ModelInputs":
+        """Trace the network once. ``prepared``: what training learned from its rows.
 
         Raises:
-            CheckpointDamaged: a file does not match the manifest.
             SpecFailed: the network cannot be traced.
         """
         graph = trained_by.network
@@ -94,9 +92,7 @@ class ModelInputs:
             name: unchanged(item) for name, item in trained_by.data.fields.items() if name in read
         }
         shapes = inline_shapes(fields)
-        preparing = replace(
-            Preparing.of(trained_by.data, Prepared.of(checkpoint)), on_bad_row="fail"
-        )
+        preparing = replace(Preparing.of(trained_by.data, prepared), on_bad_row="fail")
         limit = trained_by.data.sequence
         outputs = _outputs(trained_by, shapes)
         return ModelInputs(

@@ -13,7 +13,7 @@ import numpy as np
 from engine.data.columns.loaded import LoadedSequence
 from engine.inference.blocks import Column
 from engine.serving.requests import Asked
-from engine.serving.served_models import ServedVersion
+from engine.serving.served_models import ServedNetwork
 
 _SMOOTHING = 0.1
 _FORGETTING = 0.98
@@ -44,7 +44,7 @@ class Pending:
     """A request that waits for its answer."""
 
     asked: Asked
-    version: ServedVersion
+    version: ServedNetwork
     reference: str
     """The model as the client named it."""
     answer: Callable[[dict[str, Any], bytes], None]

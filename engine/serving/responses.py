@@ -30,7 +30,10 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 def write(
-    asked: Asked, columns: Mapping[str, Column], inputs: ModelInputs, model: str, version: int
+    asked: Asked,
+    columns: Mapping[str, Column],
+    inputs: ModelInputs,
+    origin: Mapping[str, str | int],
 ) -> Answer:
     """Write the answer of a request: the head and the body.
 
@@ -40,14 +43,13 @@ def write(
         asked: the request.
         columns: its outputs, by ``<layer>/<field>``.
         inputs: what the model reads.
-        model: the name of the model.
-        version: the version that computed them.
+        origin: what computed them: ``model`` and ``version``, or ``job`` and ``step``.
     """
     form = asked.form
     if isinstance(form, ProtocolForm):
-        return _write_protocol(form, columns, inputs, model, version)
+        return _write_protocol(form, columns, inputs, origin)
     if form.media_type == JSON:
-        return _write_json(columns, inputs, model, version)
+        return _write_json(columns, inputs, origin)
     arrays = {name: padded(column) for name, column in columns.items()}
     head: dict[str, Any] = {"content_type": form.media_type}
     if non_finite := _non_finite(columns):
@@ -58,7 +60,8 @@ def write(
     for name, column in columns.items():
         if column.lengths is not None:
             arrays[f"{name.rpartition('/')[0]}/lengths"] = column.lengths.numpy()
-    about = {"model": model, "version": str(version), **names_in(inputs.classes, columns)}
+    said = {key: str(value) for key, value in origin.items()}
+    about = {**said, **names_in(inputs.classes, columns)}
     return head, tensor_formats.safetensors(arrays, about)
 
 
@@ -74,7 +77,7 @@ def _is_finite(array: NDArray[Any]) -> bool:
 
 
 def _write_json(
-    columns: Mapping[str, Column], inputs: ModelInputs, model: str, version: int
+    columns: Mapping[str, Column], inputs: ModelInputs, origin: Mapping[str, str | int]
 ) -> Answer:
     outputs: dict[str, Any] = {}
     non_finite: list[str] = []
@@ -92,7 +95,7 @@ def _write_json(
             rows = [array] if column.lengths is None else _rows(array, column)
             named = [classes.names(row.tolist()) for row in rows]
             outputs[title] = named[0] if column.lengths is None else named
-    document: dict[str, Any] = {"outputs": outputs, "model": model, "version": version}
+    document: dict[str, Any] = {"outputs": outputs, **origin}
     if non_finite:
         document["non_finite"] = non_finite
     return {"content_type": JSON}, orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -126,8 +129,7 @@ def _write_protocol(
     form: ProtocolForm,
     columns: Mapping[str, Column],
     inputs: ModelInputs,
-    model: str,
-    version: int,
+    origin: Mapping[str, str | int],
 ) -> Answer:
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
@@ -145,7 +147,8 @@ def _write_protocol(
         else:
             entry["data"] = _data_of(array)
         outputs.append(entry)
-    document: dict[str, Any] = {"model_name": model, "model_version": str(version)}
+    named = {"model_name": origin["model"], "model_version": str(origin["version"])}
+    document: dict[str, Any] = dict(named)
     if form.request_id is not None:
         document["id"] = form.request_id
     if non_finite:

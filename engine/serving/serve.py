@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import torch
 
 from engine.core.spool import now
 from engine.inference.blocks import Column
-from engine.serving import responses
+from engine.serving.answers import answered, failed
 from engine.serving.drift.watch import DriftWatch
-from engine.serving.listener import Listener, refusal
+from engine.serving.listener import Listener
 from engine.serving.queue import Pending, QueueFull, RequestQueue
 from engine.serving.served_models import ServedEntry, ServedVersion, VersionName
 from engine.serving.traffic import Traffic
@@ -189,8 +188,7 @@ class _Replica:
                 with contextlib.suppress(QueueFull):
                     self._requests.put(request.shadow)
             queued_s = started - request.arrived
-            timing = {"queue_ms": round(queued_s * 1e3, 3), "compute_ms": round(compute_s * 1e3, 3)}
-            answers.append(partial(request.answer, *self._encoded(request, columns, timing)))
+            answers.append(answered(request, columns, queued_s, compute_s))
             self._traffic.count(request, queued_s, compute_s)
         self.listener.send(answers)
         took_s = time.monotonic() - started
@@ -199,26 +197,13 @@ class _Replica:
         if drift is not None:
             drift.end(version, asked, sample, compute_s)
 
-    def _encoded(
-        self, request: Pending, columns: dict[str, Column], timing: dict[str, float]
-    ) -> tuple[dict[str, Any], bytes]:
-        name = request.version.name
-        head, body = responses.write(
-            request.asked, columns, request.version.inputs, name.model, name.version
-        )
-        known = {"status": 200, "timing": timing, "model": name.model, "version": name.version}
-        return known | head, body
-
     def _failed(self, batch: list[Pending], error: Exception) -> None:
         """Compute requests one by one, so that only the one that cannot be computed fails."""
         if len(batch) > 1:
             for request in batch:
                 self._answer([request])
             return
-        traceback.print_exc()
-        detail = f"The network failed on this request: {type(error).__name__}: {error}"
-        answer = refusal(500, "prediction_failed", detail[:500])
-        self.listener.send([partial(batch[0].answer, *answer)])
+        self.listener.send([failed(batch[0], error)])
         self._traffic.failed(batch[0])
 
     # --- models ------------------------------------------------------------------------------

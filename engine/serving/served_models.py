@@ -4,8 +4,9 @@ Shape suffixes: B = rows of a batch.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from engine.checkpoint.checkpoint import load_model
 from engine.data.batches.rows import Loaded, tensors_of
 from engine.data.columns.loaded import LoadedField, LoadedSequence
+from engine.data.columns.prepared import Prepared
 from engine.inference.blocks import Column
 from engine.inference.infer import columns_of
 from engine.network.layers import work_out_of_place
@@ -52,23 +54,30 @@ class LayerSample(Protocol):
         ...
 
 
-class ServedVersion:
-    """A version of a published model with its weights in memory."""
+class ServedNetwork:
+    """A network that answers requests."""
 
     def __init__(
-        self, name: VersionName, trained_by: Trained, device: torch.device, max_rows: int
+        self,
+        inputs: ModelInputs,
+        device: torch.device,
+        max_rows: int,
+        load: Callable[[Network], object],
     ) -> None:
-        """Load the weights. ``max_rows``: the most rows that are computed at once.
+        """Create the network.
 
-        Raises:
-            CheckpointDamaged, CheckpointMismatch: they are not those of the network.
+        Args:
+            inputs: what it reads.
+            device: what computes it.
+            max_rows: the most rows that are computed at once.
+            load: loads the weights.
         """
-        self.name = name
-        self.inputs = ModelInputs.of(trained_by, name.directory)
+        self.inputs = inputs
         self._device, self._max_rows = device, max_rows
-        self._types = {layer.name: layer.type for layer in trained_by.network.layers}
-        network = Network(trained_by.network, self.inputs.default_outputs)
-        load_model(name.directory, network)
+        graph = inputs.trained_by.network
+        self._types = {layer.name: layer.type for layer in graph.layers}
+        network = Network(graph, inputs.default_outputs)
+        load(network)
         network.to(device).eval()
         work_out_of_place(network)
         for parameter in network.parameters():
@@ -78,8 +87,18 @@ class ServedVersion:
         ):
             network.lay_out(torch.channels_last)  # a batch of 64 images takes 0.6 of the time
         self.network = network
-        """In evaluation mode. Its weights must not change."""
+        """In evaluation mode. The weights of a `ServedVersion` do not change."""
         self._views: dict[tuple[str, ...], Network] = {}
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """What answers say of the weights: ``model`` and ``version``, or ``job`` and ``step``."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """The same as one text, ``mnist:3``."""
+        return ":".join(map(str, self.origin.values()))
 
     def compute(
         self, requests: Sequence[Asked], sample: LayerSample | None = None
@@ -146,6 +165,27 @@ class ServedVersion:
                 self._views.clear()
             view = self._views[outputs] = self.network.with_outputs(outputs)
         return view
+
+
+class ServedVersion(ServedNetwork):
+    """A version of a published model with its weights in memory."""
+
+    def __init__(
+        self, name: VersionName, trained_by: Trained, device: torch.device, max_rows: int
+    ) -> None:
+        """Load the weights. ``max_rows``: the most rows that are computed at once.
+
+        Raises:
+            CheckpointDamaged, CheckpointMismatch: they are not those of the network.
+        """
+        self.name = name
+        inputs = ModelInputs.of(trained_by, Prepared.of(name.directory))
+        super().__init__(inputs, device, max_rows, partial(load_model, name.directory))
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """The model and the version."""
+        return {"model": self.name.model, "version": self.name.version}
 
 
 def joined(requests: Sequence[Asked]) -> Asked:

@@ -42,8 +42,7 @@ class Traffic:
 
     def count(self, request: Pending, queued_s: float, compute_s: float) -> None:
         """Count an answer."""
-        name = request.version.name
-        self._answered[f"{name.model}:{name.version}"] += 1
+        self._answered[request.version.label] += 1
         self._times.append((queued_s, queued_s + compute_s))
 
     def worked(self, seconds: float) -> None:
@@ -52,17 +51,15 @@ class Traffic:
 
     def failed(self, request: Pending) -> None:
         """Count a request on which the network failed."""
-        name = request.version.name
-        self._failed[f"{name.model}:{name.version}"] += 1
+        self._failed[request.version.label] += 1
 
     def compare(self, shadow: Pending, columns: Mapping[str, Column]) -> None:
         """Count how the answer of a shadow differs from the one that the client got."""
         given = None if shadow.shadows is None else shadow.shadows.columns
         if given is None:
             return
-        name = shadow.version.name
         new = {"requests": 0, "same_classes": 0, "max_difference": 0.0}
-        entry = self._shadows.setdefault(f"{name.model}:{name.version}", new)
+        entry = self._shadows.setdefault(shadow.version.label, new)
         entry["requests"] += 1
         classes = [key for key in columns if key.endswith("/id") and key in given]
         if classes and all(_is_same(columns[key], given[key]) for key in classes):

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from engine.core.snapshot import Stateful
+from engine.core.timing import Clock
+from engine.data.columns.prepared import Prepared
 from engine.distributed.group import Group
 from engine.probes.watched.requested import RequestedProbes
 
@@ -47,8 +50,25 @@ class RunControl(Protocol):
         ...
 
     @property
+    def listen(self) -> Mapping[str, Any] | None:
+        """Of a training job: where to listen for requests for predictions; None: nobody asked."""
+        ...
+
+    @property
     def orders(self) -> deque[dict[str, Any]]:
         """Commands in the order of their requests; see ``engine.training.commands``."""
+        ...
+
+
+class Predictions(Protocol):
+    """What answers requests for predictions between two steps."""
+
+    def use(self, weights: Stateful, prepared: Prepared | None, clock: Clock) -> None:
+        """Set where the weights are, and what training learned from its rows."""
+        ...
+
+    def turn(self, asked: Mapping[str, Any], step: int, *, is_last: bool = False) -> None:
+        """Answer requests. ``asked``: `RunControl.listen`; ``step``: the updates so far."""
         ...
 
 
@@ -79,6 +99,11 @@ class Decisions:
         self._sent: _Sent | None = None
         self.elapsed_s = 0.0
         """The training time by the clock of process 0, seconds, as of the newest step."""
+
+    @property
+    def listen(self) -> Mapping[str, Any] | None:
+        """Where to listen; not shared, because process 0 alone answers."""
+        return self._control.listen
 
     def send(
         self,

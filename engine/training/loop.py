@@ -26,7 +26,7 @@ from engine.probes.probe_set import Probes
 from engine.probes.tensors.captures import Captures
 from engine.probes.watched.requested import RequestedProbes
 from engine.training.commands import Commands
-from engine.training.control import Decisions, RunControl
+from engine.training.control import Decisions, Predictions, RunControl
 from engine.training.failures import StepFailed
 from engine.training.passes import Passes
 from engine.training.report import Outputs, Reporter
@@ -59,6 +59,7 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     start: Start | None = None,
     parts: int = 1,
     group: Group = ALONE,
+    predictions: Predictions | None = None,
 ) -> End:
     """Train a network until the end of its spec or until a stop is requested.
 
@@ -67,7 +68,8 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
     operations of a row and the peak of the devices, if known. ``start`` is the checkpoint to begin
     with. ``parts``: run each batch in this many micro-batches; the step is the same as with the
     whole batch. ``group``: the processes that train the network together; with several,
-    ``control`` is what they share.
+    ``control`` is what they share. ``predictions``: what answers requests for predictions; None:
+    this process does not.
 
     Raises:
         CheckpointMismatch: the checkpoint is of another job.
@@ -92,12 +94,15 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             return End("succeeded", schedule.reason)
 
     learner.share_copies()
+    if predictions is not None:
+        predictions.use(report.saver.parts["model"], rows.prepared, clock)
     commands = _commands(job, learner, control, out, schedule, report)
     passes = Passes(job, learner, probes, guard, report)
     step, epoch = schedule.newest
     state = "succeeded"
     try:
         for step, epoch, batches in schedule.steps():
+            _predict(predictions, control, step)
             probes.watch(control.wanted, step)
             report.use_threads(control.threads, step)
             watcher = passes.run(step, batches)
@@ -131,12 +136,21 @@ def train(  # noqa: PLR0913, PLR0915 (what a job is, what it reads, who listens;
             due = schedule.saves_after(step)
             report.keep(schedule.position, due=due, asked="checkpoint" in asked)
         report.finish(step, epoch, schedule.position, state=state)
+        _predict(predictions, control, schedule.position["step"], is_last=True)
         probes.close()
     except Exception as error:
         probes.close()
         report.abandon(step, epoch)
         raise StepFailed(step, guard.blame(error, passes.batch)) from error
     return End(state, schedule.reason if state == "succeeded" else None)
+
+
+def _predict(
+    predictions: Predictions | None, control: RunControl, step: int, *, is_last: bool = False
+) -> None:
+    """Answer requests for predictions, if there ever was one. ``step``: the updates so far."""
+    if predictions is not None and control.listen is not None:
+        predictions.turn(control.listen, step, is_last=is_last)
 
 
 def _saved(

@@ -169,6 +169,16 @@ class Parallel(Spec):
         return not {"fsdp", "tensor", "pipeline"}.isdisjoint(self.axes)
 
     @property
+    def why_no_predictions(self) -> str | None:
+        """Why no process can predict while it trains: none computes the whole network."""
+        if self.strategy == "placed":
+            return "parallel.strategy placed computes the network on several devices"
+        if self.has_parts:
+            listed = " and ".join(name for name in AXES[1:] if name in self.axes)
+            return f"with {listed}, each process has a part of the network"
+        return None
+
+    @property
     def num_stages_default(self) -> int:
         """The number of stages of a pipeline whose layers do not name any."""
         return self.axes.get("pipeline", 1) * (2 if self.schedule == "interleaved" else 1)

@@ -56,7 +56,9 @@ class Served:
     ) -> tuple[dict[str, Any], bytes]:
         """The head and the body of the answer to a request."""
         asked = self.read(body, max_rows, **head)
-        return responses.write(asked, self.compute(asked), self.inputs, "m", 3)
+        return responses.write(
+            asked, self.compute(asked), self.inputs, {"model": "m", "version": 3}
+        )
 
     def read(self, body: bytes | dict[str, Any], max_rows: int = 100, **head: Any) -> Asked:
         """A request that fits."""

@@ -20,6 +20,7 @@ class Asking:
     """A control that asks for things at the boundaries of the steps that it names."""
 
     wanted = None
+    listen = None
     threads = None
 
     def __init__(self, at: dict[int, list[dict[str, Any]]], ends: dict[int, str]) -> None:

@@ -137,6 +137,7 @@ class PauseAfter:
     """A control that asks for a pause once so many steps were reported."""
 
     wanted = None
+    listen = None
     threads = None
     ends_as = "paused"
 

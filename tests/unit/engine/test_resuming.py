@@ -275,6 +275,7 @@ class StopAfter:
     """A control that ends training when so many steps were reported."""
 
     wanted = None
+    listen = None
     threads = None
     ends_as = "cancelled"
     orders = ()

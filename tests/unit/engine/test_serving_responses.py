@@ -133,7 +133,7 @@ def test_an_answer_in_npy_is_one_array(model):
 def with_columns(
     model: Served, columns: dict[str, Column], asked: Asked
 ) -> tuple[dict[str, Any], bytes]:
-    return responses.write(asked, columns, model.inputs, "m", 3)
+    return responses.write(asked, columns, model.inputs, {"model": "m", "version": 3})
 
 
 VALUES = torch.tensor([[1.5, math.nan, -math.inf], [math.inf, 0.1, -0.0]])

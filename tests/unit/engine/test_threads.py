@@ -38,7 +38,7 @@ def threads_as_before() -> Generator[None]:
 class Changing:
     """A control that has another number of threads once so many steps have ended."""
 
-    cancel_requested, ends_as, wanted = False, "cancelled", None
+    cancel_requested, ends_as, wanted, listen = False, "cancelled", None, None
 
     def __init__(self, *changes: tuple[int, int]) -> None:
         self.changes = changes

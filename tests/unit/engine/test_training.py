@@ -138,6 +138,7 @@ class CancelAfter:
     """A control that asks for the end once a number of steps were reported."""
 
     wanted = None
+    listen = None
     threads = None
     ends_as = "cancelled"
     orders = ()

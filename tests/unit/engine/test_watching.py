@@ -339,6 +339,7 @@ class Asking:
 
     cancel_requested = False
     threads = None
+    listen = None
     orders = ()
 
     def __init__(self, *lists: tuple[int, RequestedProbes]) -> None:
@@ -447,6 +448,7 @@ class Counting:
     """A control that counts, from one step boundary to the next, what the interpreter calls."""
 
     wanted = None
+    listen = None
     threads = None
     ends_as = "cancelled"
     orders = ()
