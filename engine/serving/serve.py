@@ -103,6 +103,7 @@ class _Replica:
         self._traffic = Traffic(out, job.stall_timeout_s)
         self.drift = None if job.drift is None else DriftWatch(job.drift, out, device)
         """Compares served rows with training rows; None: nothing does."""
+        self._served: Mapping[str, ServedEntry] = {}
         self._loaded: dict[tuple[str, int], ServedVersion] = {}
         self._loading: threading.Thread | None = None
         self._new: queues.SimpleQueue[Mapping[str, ServedEntry]] = queues.SimpleQueue()
@@ -247,7 +248,7 @@ class _Replica:
         return version
 
     def _use(self, entries: Mapping[str, ServedEntry]) -> None:
-        self.listener.entries = entries
+        self._served = self.listener.entries = entries
         versions = {one for entry in entries.values() for one in entry.versions}
         self._loaded = {(one.name.model, one.name.version): one for one in versions}
         if self.drift is not None:
@@ -279,7 +280,7 @@ class _Replica:
                 "version": entry.current.name.version,
                 "checkpoints": [one.name.checkpoint for one in entry.versions],
             }
-            for entry in self.listener.entries.values()
+            for entry in self._served.values()
         ]
         problem, self._problem = self._problem, None
         self._out.emit({"type": "serving", "at": now(), "models": found, "problem": problem})

@@ -149,8 +149,8 @@ def _predict(
     predictions: Predictions | None, control: RunControl, step: int, *, is_last: bool = False
 ) -> None:
     """Answer requests for predictions, if there ever was one. ``step``: the updates so far."""
-    if predictions is not None and control.listen is not None:
-        predictions.turn(control.listen, step, is_last=is_last)
+    if predictions is not None and (asked := control.listen) is not None:
+        predictions.turn(asked, step, is_last=is_last)
 
 
 def _saved(
