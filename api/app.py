@@ -40,6 +40,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     models.router,
     predict.router,
+    predict.job_routes,
     inference_protocol.router,
     jobs.router,
     control.router,
@@ -141,6 +142,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await asyncio.gather(*resources.background, return_exceptions=True)
         resources.loop = None
         resources.replicas.close()
+        resources.training_jobs.close()
         await resources.planner.close()
         app.state.readiness.close()
         resources.notifier.close()

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from api.planning.planner import Planner
 from api.serving.replicas import Replicas
+from api.serving.training_jobs import TrainingJobs
 from api.streaming.streams import Streams
 from api.streaming.wakeups import Wakeups
 from api.uploads.receiving import Receiving
@@ -36,6 +37,7 @@ class AppState:
     streams: Streams
     space: Space
     replicas: Replicas
+    training_jobs: TrainingJobs
     receiving: Receiving = field(default_factory=Receiving)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was asked to end: open streams and waits finish."""
@@ -75,6 +77,7 @@ def make_resources(settings: Settings) -> AppState:
         streams=Streams(settings, database, wakeups),
         space=Space(settings),
         replicas=Replicas(database, notifier),
+        training_jobs=TrainingJobs(database),
     )
 
 

@@ -485,7 +485,11 @@ class ModelAlias(Table):
 
 
 class Replica(Table):
-    """The process that serves the models of a serve job, as its newest attempt reported it."""
+    """The process that serves the models of a serve job, as its newest attempt reported it.
+
+    Also the process of a training job that was asked for predictions: see
+    ``models.jobs.live_predictions``.
+    """
 
     __tablename__ = "replicas"
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -500,7 +504,7 @@ class Replica(Table):
     models: Mapped[list[Any]]
     """What it serves: ``reference``, ``model``, ``version`` of each."""
     traffic: Mapped[dict[str, Any]]
-    """The newest counts of its requests."""
+    """The newest counts of its requests. Of a training job: ``problem``, if it cannot listen."""
     drift: Mapped[list[Any]] = mapped_column(server_default="[]")
     """How served rows differ from training rows, by version."""
     updated_at: Mapped[datetime]

@@ -20,6 +20,21 @@ class Prediction(BaseModel):
     """The outputs with NaN or Infinity, if there are any."""
 
 
+class JobPrediction(BaseModel):
+    """What a training job computed with its current weights."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    outputs: dict[str, Any]
+    """By `<layer>/<field>`: a list with an entry for each row."""
+    job: str
+    """The id of the job."""
+    step: int
+    """The number of updates that the weights had."""
+    non_finite: list[str] = []
+    """The outputs with NaN or Infinity, if there are any."""
+
+
 _TEXT = {"type": "string"}
 _LIST = {"type": "array", "items": _TEXT}
 PREDICT_BODY: dict[str, Any] = {
@@ -93,4 +108,4 @@ PREDICT_BODY: dict[str, Any] = {
         ),
     ],
 }
-"""The request of `POST /models/{name}/predict`."""
+"""The request of `POST /models/{name}/predict` and `POST /jobs/{id}/predict`."""

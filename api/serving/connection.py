@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
 
 from glasshouse import frames
@@ -12,6 +12,11 @@ from glasshouse.frames import Frame, FrameError, FrameReader, Kind
 CONNECT_S = 5.0
 MAX_UNSENT_BYTES = 1 << 28
 """More than this waits only for a replica that reads nothing."""
+SILENT_S = 5.0
+"""A replica that has answered nothing for so long gets requests only if no other can."""
+_DOUBT_AFTER_S = 1.0
+"""A replica that answered nothing for the whole time of a request, if that was so long, is silent
+too; after `SILENT_S` it is tried again."""
 
 
 class Reply(NamedTuple):
@@ -139,6 +144,89 @@ class ReplicaConnection(asyncio.Protocol):
             self.ready.set_result(None)
             return
         self.close()
+
+
+Place = tuple[str, int]
+"""A job and its attempt."""
+
+
+class Connections:
+    """One connection to each process that answers requests, opened by the first of them."""
+
+    def __init__(self) -> None:
+        self._open: dict[Place, ReplicaConnection] = {}
+        self._opening: dict[Place, asyncio.Task[ReplicaConnection]] = {}
+
+    def known(self, place: Place) -> ReplicaConnection | None:
+        """Return the connection to a process; None: there is none yet."""
+        return self._open.get(place)
+
+    async def get(self, place: Place, address: str, token: str, until: float) -> ReplicaConnection:
+        """Return the connection to a process, which is opened if there is none that can be used.
+
+        Args:
+            place: the process.
+            address: where it listens.
+            token: its secret.
+            until: by ``time.monotonic``, the longest that the caller waits.
+
+        Raises:
+            ReplicaLost: it cannot be reached, or not in time.
+        """
+        found = self._open.get(place)
+        if found is not None and found.is_usable:
+            return found
+        task = self._opening.get(place)
+        if task is None:
+            task = asyncio.create_task(connect(address, token))
+            self._opening[place] = task
+            task.add_done_callback(lambda done: self._opened(place, done))
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise ReplicaLost(f"{address} does not answer") from None
+
+    def keep(self, places: Collection[Place]) -> None:
+        """Close the connections to all other processes."""
+        for place in [one for one in self._open if one not in places]:
+            self._open.pop(place).close()
+
+    def _opened(self, place: Place, task: asyncio.Task[ReplicaConnection]) -> None:
+        self._opening.pop(place, None)
+        if not task.cancelled() and task.exception() is None:
+            self._open[place] = task.result()
+
+
+async def exchange(
+    connection: ReplicaConnection, head: Mapping[str, Any], body: bytes, left_s: float
+) -> Reply:
+    """Send a request and return the reply.
+
+    Args:
+        connection: to the process that answers.
+        head: of the request, with its ``reference``.
+        body: of the request.
+        left_s: the longest that the client waits, seconds.
+
+    Raises:
+        ReplicaLost: the process ends before it answers, or does not answer such requests any more.
+        TimeoutError: there was no answer in time.
+    """
+    number, reply = connection.send({**head, "timeout_s": left_s}, body)
+    sent_at = time.monotonic()
+    try:
+        async with asyncio.timeout(left_s):
+            found = await reply
+    except TimeoutError:
+        if left_s >= _DOUBT_AFTER_S and connection.heard_at <= sent_at:
+            connection.doubted_until = time.monotonic() + SILENT_S
+        raise
+    finally:
+        connection.cancel(number)  # nothing, if it was answered
+    if found.head.get("code") in ("replica_closing", "model_not_served"):
+        raise ReplicaLost(str(found.head.get("detail")))
+    return found
 
 
 async def connect(address: str, token: str) -> ReplicaConnection:

@@ -59,10 +59,11 @@ def headers_of(reply: Reply) -> dict[str, str]:
     head = reply.head
     timing: Mapping[str, Any] = head.get("timing", {})
     shown = (f"{name.removesuffix('_ms')};dur={value}" for name, value in timing.items())
-    known = {
-        "server-timing": ", ".join(shown),
-        "x-model-version": f"{head['model']}:{head['version']}",
-    }
+    known = {"server-timing": ", ".join(shown)}
+    if "job" in head:
+        known["x-job-step"] = f"{head['job']}:{head['step']}"
+    else:
+        known["x-model-version"] = f"{head['model']}:{head['version']}"
     if "json_bytes" in head:
         known[JSON_BYTES_HEADER.lower()] = str(head["json_bytes"])
     return known | head.get("headers", {})

@@ -13,7 +13,14 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from api.serving.connection import ReplicaConnection, ReplicaLost, Reply, connect
+from api.serving.connection import (
+    SILENT_S,
+    Connections,
+    ReplicaConnection,
+    ReplicaLost,
+    Reply,
+    exchange,
+)
 from api.serving.served_models import reason_of, references_of
 from glasshouse.errors import (
     JobEnded,
@@ -32,15 +39,10 @@ from models.jobs import jobs, pausing, replicas
 from models.jobs.replicas import Route
 
 FRESH_S = 1.0
-_AT_ONCE_S = 0.1
+AT_ONCE_S = 0.1
 """How often the database is asked while requests wait for a replica that starts."""
-_AGAIN_S = 0.5
+AGAIN_S = 0.5
 """A replica that was lost is tried again after this time."""
-_DOUBT_AFTER_S = 1.0
-"""A replica that answered nothing for the whole time of a request, if that was so long, is silent
-too; after `_SILENT_S` it is tried again."""
-_SILENT_S = 5.0
-"""A replica that has answered nothing for so long gets requests only if no other can."""
 
 
 @dataclass(slots=True)
@@ -77,8 +79,7 @@ class Replicas:
         self._database, self._notifier = database, notifier
         self._table = _Table()
         self._reading: asyncio.Task[None] | None = None
-        self._connections: dict[tuple[str, int], ReplicaConnection] = {}
-        self._connecting: dict[tuple[str, int], asyncio.Task[ReplicaConnection]] = {}
+        self._connections = Connections()
 
     async def ask(
         self, owner: str, reference: str, head: Mapping[str, Any], body: bytes, timeout_s: float
@@ -109,7 +110,8 @@ class Replicas:
         while True:
             route, served = await self._choose(owner, reference, tried, until, lost)
             try:
-                connection = await self._connection(route, until)
+                place = (route.job, route.attempt or 0)
+                connection = await self._connections.get(place, route.address, route.token, until)
                 reply = await self._exchange(connection, route, served, head, body, until)
                 is_full = reply.head.get("code") == "queue_full"
                 if not is_full or len(self._able(owner, reference, tried)) <= 1:
@@ -143,9 +145,7 @@ class Replicas:
 
     def close(self) -> None:
         """End all connections."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._connections.keep(())
 
     async def _exchange(
         self,
@@ -162,20 +162,10 @@ class Replicas:
             detail = f"{connection.num_waiting} requests wait for {served!r} already."
             raise QueueFull(detail, retry_after_s=1)
         left_s = until - time.monotonic()
-        number, reply = connection.send({**head, "reference": served, "timeout_s": left_s}, body)
-        sent_at = time.monotonic()
         try:
-            async with asyncio.timeout(left_s):
-                found = await reply
+            return await exchange(connection, {**head, "reference": served}, body, left_s)
         except TimeoutError:
-            if left_s >= _DOUBT_AFTER_S and connection.heard_at <= sent_at:
-                connection.doubted_until = time.monotonic() + _SILENT_S
             raise _too_late(served) from None
-        finally:
-            connection.cancel(number)  # nothing, if it was answered
-        if found.head.get("code") in ("replica_closing", "model_not_served"):
-            raise ReplicaLost(str(found.head.get("detail")))
-        return found
 
     def _able(
         self, owner: str, reference: str, tried: Mapping[tuple[str, int], float]
@@ -184,7 +174,7 @@ class Replicas:
         able = self._table.find(owner, reference)
         if not tried:
             return able
-        lately = time.monotonic() - _AGAIN_S
+        lately = time.monotonic() - AGAIN_S
         return [
             (route, served)
             for route, served in able
@@ -212,7 +202,7 @@ class Replicas:
                 for route in self._table.routes
                 if route.owner == owner and _is_wanted(route, reference)
             ]
-            if self._age_s() < _AT_ONCE_S:
+            if self._age_s() < AT_ONCE_S:
                 await self._wait(owner, reference, starting, until, lost)
             await self._refresh()
 
@@ -232,11 +222,11 @@ class Replicas:
         """
         if (idle := await self._idle(owner, reference, starting)) is not None:
             await run_in_threadpool(self._resume, idle)
-        if time.monotonic() + _AT_ONCE_S > until:
+        if time.monotonic() + AT_ONCE_S > until:
             if lost is not None:
                 raise ReplicaUnavailable(f"No replica of {reference!r} answers: {lost}.")
             raise _too_late(reference)
-        await asyncio.sleep(_AT_ONCE_S / 2)
+        await asyncio.sleep(AT_ONCE_S / 2)
 
     async def _idle(self, owner: str, reference: str, starting: Sequence[Route]) -> Route | None:
         """Return a job that a request must resume; None: one will run without that.
@@ -277,34 +267,13 @@ class Replicas:
         Otherwise each of several API processes would send its only request to the first one.
         """
         route, even = able[0], random.random()  # noqa: S311 (no secret)
-        connection = self._connections.get((route.job, route.attempt or 0))
+        connection = self._connections.known((route.job, route.attempt or 0))
         if connection is None:
             return (False, 0, even)
         at = time.monotonic()
-        is_silent = connection.num_waiting > 0 and at - connection.heard_at > _SILENT_S
+        is_silent = connection.num_waiting > 0 and at - connection.heard_at > SILENT_S
         is_silent |= at < connection.doubted_until
         return (is_silent, connection.num_waiting, even)
-
-    async def _connection(self, route: Route, until: float) -> ReplicaConnection:
-        place = (route.job, route.attempt or 0)
-        found = self._connections.get(place)
-        if found is not None and found.is_usable:
-            return found
-        task = self._connecting.get(place)
-        if task is None:
-            task = asyncio.create_task(connect(route.address, route.token))
-            self._connecting[place] = task
-            task.add_done_callback(lambda done: self._connected(place, done))
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                return await asyncio.shield(task)
-        except TimeoutError:
-            raise ReplicaLost(f"{route.address} does not answer") from None
-
-    def _connected(self, place: tuple[str, int], task: asyncio.Task[ReplicaConnection]) -> None:
-        self._connecting.pop(place, None)
-        if not task.cancelled() and task.exception() is None:
-            self._connections[place] = task.result()
 
     # --- the table ---------------------------------------------------------------------------
 
@@ -327,9 +296,7 @@ class Replicas:
             began = time.monotonic()
             routes = await run_in_threadpool(self._routes)
             self._table = _Table(routes, began)
-            there = {(route.job, route.attempt) for route in routes}
-            for place in [one for one in self._connections if one not in there]:
-                self._connections.pop(place).close()
+            self._connections.keep({(route.job, route.attempt or 0) for route in routes})
         finally:
             self._reading = None
 

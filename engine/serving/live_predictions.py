@@ -158,7 +158,7 @@ class LivePredictions:
 
     def _open(self, asked: Mapping[str, Any], step: int) -> None:
         """Create the second network, listen, and report the address; or why that is impossible."""
-        record: dict[str, Any] = {"type": "listening", "at": now(), "address": "", "token": ""}
+        record: dict[str, Any] = {"type": "answering", "at": now(), "address": "", "token": ""}
         try:
             weights = self._state()
             _check_memory(self._device, weights)

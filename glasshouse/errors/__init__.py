@@ -14,9 +14,10 @@ GlasshouseError
 │   ├── MethodNotAllowed    405
 │   ├── NotAcceptable       406
 │   ├── RequestTimeout      408
-│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, WorkerRunning,
+│   ├── Conflict            409  JobEnded, JobNotEnded, JobNotPaused, CannotPause, CannotPredict,
 │   │                            DatasetInUse, DatasetNotReady, CheckpointInUse,
-│   │                            IdempotencyKeyBusy, CheckpointMissing, ModelInUse
+│   │                            IdempotencyKeyBusy, CheckpointMissing, ModelInUse,
+│   │                            WorkerRunning
 │   ├── PreconditionFailed  412
 │   ├── PayloadTooLarge     413
 │   ├── UnsupportedMedia    415
@@ -108,6 +109,7 @@ from glasshouse.errors.service import (
     ArtifactNotFound,
     BadRequest,
     CannotPause,
+    CannotPredict,
     CatalogNotFound,
     CheckpointInUse,
     CheckpointMissing,
@@ -188,6 +190,7 @@ __all__ = [
     "BadRequest",
     "BadRequestError",
     "CannotPause",
+    "CannotPredict",
     "CannotTrace",
     "CatalogNotFound",
     "CheckpointDamaged",

@@ -208,6 +208,10 @@ class CannotPause(Conflict):
     """The job cannot be paused."""
 
 
+class CannotPredict(Conflict):
+    """The job cannot answer requests for predictions."""
+
+
 class DatasetInUse(Conflict):
     """A job that has not ended uses the dataset."""
 

@@ -192,7 +192,11 @@ def num_processes(resolved: Mapping[str, Any]) -> int:
 
 def num_shares(resolved: Mapping[str, Any]) -> int:
     """Return the number of shares into which a resolved spec divides the rows of a batch."""
+    return num_processes(resolved) // parallel_of(resolved).num_peers
+
+
+def parallel_of(resolved: Mapping[str, Any]) -> Parallel:
+    """Return what a resolved spec, perhaps of an older version, says of its processes."""
     parallel: Mapping[str, Any] = resolved.get("parallel") or {}
     known = {name: parallel.get(name) for name in (*AXES, "processes", "strategy")}
-    found = Parallel.model_validate({name: x for name, x in known.items() if x is not None})
-    return num_processes(resolved) // found.num_peers
+    return Parallel.model_validate({name: x for name, x in known.items() if x is not None})

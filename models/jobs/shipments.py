@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from models.jobs import checkpoints, commands, leases, replicas
+from models.jobs import checkpoints, commands, leases, live_predictions, replicas
 from models.jobs.commands import CommandChange
 from models.jobs.leases import Claim, LeaseState
 from models.observations import captures, events, metrics, probes
@@ -39,6 +39,8 @@ class Batch:
     replica: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the replica of a serve job: where it listens, what it serves, its traffic
     and drift."""
+    live: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Where a training job listens for requests for predictions, or why it cannot."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -94,6 +96,8 @@ def ship(
     _add_artifacts(tx, claim, batch.artifacts)
     if batch.replica:
         replicas.store(tx, claim.job, claim.attempt, batch.replica)
+    if batch.live:
+        live_predictions.store(tx, claim.job, claim.attempt, batch.live)
     return beat
 
 

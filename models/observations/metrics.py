@@ -80,6 +80,12 @@ def names(tx: Session, job: str, attempt_filter: AttemptFilter = None) -> list[S
     return found
 
 
+def newest(tx: Session, job: str, name: str) -> float | None:
+    """Return the newest value of one series, of any attempt; None: there is none."""
+    query = select(Metric.value).where(Metric.job == job, Metric.name == name)
+    return tx.scalar(query.order_by(Metric.step.desc(), Metric.attempt.desc()).limit(1))
+
+
 def query(  # noqa: PLR0913 (each is a parameter of the request)
     tx: Session,
     job: str,

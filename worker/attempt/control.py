@@ -51,7 +51,8 @@ class CommandDelivery:
         """Whether to signal the rank at once."""
         self.stops: list[str] = []
         """The ids of the pending commands that cancel the job."""
-        self._num_commands = 0
+        self.num_commands: int = 0
+        """The number of commands to the job, of which each has been read."""
         self._commands: list[dict[str, Any]] = []
         self._delivered: set[str] = set()
         self._num_files = 0
@@ -64,7 +65,7 @@ class CommandDelivery:
         self.cancelled = beat.cancel_requested
         self.pausing = beat.state == "pausing"
         self.cores.receive(beat)
-        if beat.num_commands == self._num_commands:
+        if beat.num_commands == self.num_commands:
             return
         with self._database.read() as tx:
             pending = jobs.commands_pending(tx, self._job)
@@ -75,7 +76,7 @@ class CommandDelivery:
         stops = [command for command in pending if command.body.get("do") == "cancel"]
         self.stops = [command.id for command in stops]
         self.force = any(command.body.get("force") for command in stops)
-        self._num_commands = beat.num_commands
+        self.num_commands = beat.num_commands
 
     def delivered(self, description: dict[str, Any]) -> None:
         """Mark what is in the rank's ``job.json`` as delivered: commands, probes, threads."""

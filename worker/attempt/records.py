@@ -94,6 +94,7 @@ class Sorter:
             "result": self._result,
             "dropped": self._dropped,
             "listening": self._listening,
+            "answering": self._answering,
             "serving": self._serving,
             "traffic": self._traffic,
             "drift": self._drift,
@@ -252,6 +253,11 @@ class Sorter:
     def _listening(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         """Store where a replica listens; its token goes nowhere else."""
         to.batch.replica |= {"address": str(record["address"]), "token": str(record["token"])}
+
+    def _answering(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        """Store where a training job listens; its token goes nowhere else."""
+        to.batch.live = {key: str(record[key]) for key in ("address", "token")}
+        to.batch.live["problem"] = record.get("problem")
 
     def _serving(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.replica["models"] = record["models"]

@@ -1,4 +1,4 @@
-"""The models of a serve job: which versions its rank must have, and where it listens."""
+"""What ranks that answer requests must know: where to listen, and the models of a serve job."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from glasshouse.spec import ServeJob, parse_job
 from glasshouse.spec.data import train_sources_in
 from models import published_models
 from models.database import Transaction
-from models.jobs import checkpoints, replicas
+from models.jobs import checkpoints, live_predictions, replicas
 from models.settings import Settings
 from models.storage import datasets
 from models.storage.artifacts import Artifacts
@@ -33,7 +33,7 @@ _MAX_SOCKET_PATH = 100
 
 
 def listen_at(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Return where the rank of a serve job listens: see ``engine.serving.listener``.
+    """Return where a rank that answers requests listens: see ``engine.serving.listener``.
 
     ``directory``: that of its attempt.
     """
@@ -167,6 +167,37 @@ class ModelDelivery:
         self._is_unknown = False
         if changed and self._control.send(ranks, "models", models):
             self._names = _names(models)
+
+
+class PredictionDelivery:
+    """Tells the rank of a training job where to listen, once somebody asks for a prediction."""
+
+    def __init__(self, attempt: Attempt, control: CommandDelivery) -> None:
+        self._attempt, self._control = attempt, control
+        self._num_seen: int = 0
+        """The number of commands after which was looked."""
+        self._is_needless = attempt.job.kind != "train"
+        """Whether the rank was told, or will never be."""
+
+    def deliver(self, ranks: Ranks) -> None:
+        """Look whether somebody asks, if there may be news."""
+        if self._is_needless or self._control.num_commands == self._num_seen:
+            return
+        seen, claim, context = (
+            self._control.num_commands,
+            self._attempt.claim,
+            self._attempt.context,
+        )
+        try:
+            with context.database.read() as tx:
+                is_asked = live_predictions.is_asked(tx, claim)
+        except AWAY:
+            return
+        self._num_seen = seen
+        if is_asked:
+            at = listen_at(context.settings, self._attempt.directory)
+            ranks.tell({"do": "listen", "job": claim.job, "at": at})
+            self._is_needless = True
 
 
 def _names(models: list[dict[str, Any]]) -> list[Any]:

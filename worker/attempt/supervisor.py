@@ -25,7 +25,7 @@ from worker.attempt.folding import Folding
 from worker.attempt.launch import Launch
 from worker.attempt.outcome import AttemptEnded, JobEnded, StopReason
 from worker.attempt.resume import Attempt
-from worker.attempt.serving import ModelDelivery
+from worker.attempt.serving import ModelDelivery, PredictionDelivery
 from worker.attempt.stalls import Stall, investigate
 from worker.attempt.store import AttemptStore, Fenced
 from worker.context import AWAY, WorkerContext
@@ -87,6 +87,7 @@ class Supervisor:
         self._store = AttemptStore(attempt, self._control)
         self._launch = launcher(attempt, self._control)
         self._models = ModelDelivery(attempt, self._control)
+        self._predictions = PredictionDelivery(attempt, self._control)
         self._folding = Folding(context.database, claim)
         self._span = Span(None)
         self.has_ended_job = False
@@ -188,6 +189,7 @@ class Supervisor:
                 rank.ask(how, force=hurries or self._has_no_hope)
             self._control.deliver(rank)
             self._models.deliver(rank)
+            self._predictions.deliver(rank)
             if store.end is not None:
                 self._end_late(rank)
             rank.press(grace_s=settings.grace_s, kill_s=settings.kill_s)

@@ -1,8 +1,6 @@
 """Predictions with the current weights of a job: as of its checkpoint, and training unchanged."""
 
 import json
-import threading
-import time
 from collections import deque
 from collections.abc import Generator
 from pathlib import Path
@@ -14,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engine.process import rank
-from engine.serving import live_predictions, requests, responses
-from engine.serving.live_predictions import MAX_CREDIT_S, MAX_SHARE, LivePredictions
+from engine.serving import requests, responses
+from engine.serving.live_predictions import LivePredictions
 from engine.serving.served_models import ServedVersion, VersionName
 from engine.training.report import Outputs
 from glasshouse import frames
@@ -96,7 +94,7 @@ class Client:
         return self._asked
 
     def _connected(self) -> Peer | None:
-        found = of_type(self.seen, "listening")
+        found = of_type(self.seen, "answering")
         if self._peer is None and found:
             assert "problem" not in found[0], found
             self._peer = Peer(found[0]["address"])
@@ -170,7 +168,7 @@ def test_training_is_bit_for_bit_the_same_and_answers_are_those_of_the_checkpoin
 ):
     alone = train(tmp_path / "a", digits, monkeypatch, listens=False, **more)
     asked = train(tmp_path / "b", digits, monkeypatch, listens=True, **more)
-    assert not of_type(alone.seen, "listening")
+    assert not of_type(alone.seen, "answering")
 
     assert series(asked.seen) == series(alone.seen)
     mine, others = (of_type(client.seen, "stats") for client in (asked, alone))
