@@ -12,7 +12,7 @@ from glasshouse.client.blocking.models import Model, ModelVersion
 from glasshouse.client.blocking.probes import Probe
 from glasshouse.client.blocking.records import Checkpoint, Dataset, Record
 from glasshouse.client.blocking.stream import EventStream
-from glasshouse.client.data.predictions import Prediction
+from glasshouse.client.data.predictions import JobPrediction, Prediction
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.data.statistics import History, LayerStats
 from glasshouse.client.data.tensors import as_torch
@@ -30,6 +30,7 @@ __all__ = [
     "Explanation",
     "History",
     "Job",
+    "JobPrediction",
     "Layer",
     "LayerStats",
     "Model",

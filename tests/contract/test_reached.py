@@ -64,6 +64,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "deleteModel": lambda client, one: client.models.delete("m"),
     "deleteModelVersion": lambda client, one: client.models.delete("m", 1),
     "predict": lambda client, one: client.predict("m@production", np.ones((1, 2), np.float32)),
+    "predictWithJob": lambda client, one: one.predict(np.ones((1, 2), np.float32)),
     "planJob": lambda client, one: client.plan({"kind": "train"}),
     "createJob": lambda client, one: client.jobs.create({"kind": "train"}),
     "listJobs": lambda client, one: list(client.jobs.list()),
@@ -138,7 +139,8 @@ class Anything:
         if path.endswith("/stream"):
             return Response(status_code=204)
         if path.endswith("/predict"):
-            return answer({"outputs": {"fc/value": [[1.0]]}}, X_Model_Version="m:1")
+            origins = {"X_Model_Version": "m:1", "X_Job_Step": "job_1:2"}
+            return answer({"outputs": {"fc/value": [[1.0]]}}, **origins)
         wants_bytes = path.endswith(("/weights", "/data", "/tensors", "/output"))
         tensors = save({"fc": np.ones(2, np.float32)})
         return Response(tensors) if wants_bytes else answer({**ANY, "id": path.split("/")[-1]})

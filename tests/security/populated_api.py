@@ -47,6 +47,7 @@ SHARED = frozenset(
 READING_POSTS = frozenset(
     {"/api/v1/plan", "/api/v1/tickets", "/api/v1/models/{name}/predict", "/v2/repository/index"}
     | {"/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"}
+    | {"/api/v1/jobs/{id}/predict"}
 )
 """POSTs that change nothing of anybody's, and so need the scope ``read`` only."""
 PROBE = {"layers": ["fc"], "kinds": ["output"], "every": 5}
@@ -269,6 +270,7 @@ def body_of(route: Route, populated: PopulatedApi) -> dict[str, Any]:
         "POST /api/v1/jobs/{id}/fork": {"spec": {"optimizer": {"args": {"lr": 0.001}}}},
         "POST /api/v1/models": {"name": "mine", "checkpoint": populated.ids["checkpoints"]},
         "PATCH /api/v1/models/{name}": {"aliases": {"mine": 1}},
+        "POST /api/v1/jobs/{id}/predict": {"rows": [{"x": [1.0, 2.0]}]},
         "POST /api/v1/models/{name}/predict": {"rows": [{"x": [1.0, 2.0]}]},
         "POST /api/v1/webhooks": {"url": "https://example.org/hook"},
         "PATCH /api/v1/webhooks/{id}": {"url": "https://example.org/other"},

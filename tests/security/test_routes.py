@@ -122,6 +122,7 @@ OF_ANY_TYPE = (
     "POST /api/v1/datasets",
     "POST /api/v1/checkpoints",
     "POST /api/v1/models/{name}/predict",
+    "POST /api/v1/jobs/{id}/predict",
     "POST /v2/models/{name}/infer",
     "POST /v2/models/{name}/versions/{version}/infer",
 )

@@ -50,6 +50,11 @@ def sources(incomplete: str) -> Offers:
     yield from checkpoints(incomplete) if incomplete.startswith("c") else jobs(incomplete)
 
 
+def predictors(incomplete: str) -> Offers:
+    """What predicts: published models and jobs."""
+    yield from jobs(incomplete) if incomplete.startswith("job_") else models(incomplete)
+
+
 def metrics(context: typer.Context, incomplete: str) -> Offers:
     """The metrics of the job in the preceding argument."""
     yield from _offers(f"/jobs/{context.params.get('job')}/metrics", incomplete, "name")

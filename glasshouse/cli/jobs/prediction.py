@@ -1,4 +1,4 @@
-"""The command that sends rows to a served model."""
+"""The command that sends rows to a served model or a training job."""
 
 import csv
 from pathlib import Path
@@ -8,11 +8,13 @@ import numpy as np
 import typer
 
 from glasshouse import jsonio
-from glasshouse.cli.arguments import completion
+from glasshouse.cli.arguments import completion, references
 from glasshouse.cli.terminal import output
 from glasshouse.cli.terminal.output import Json, figure
-from glasshouse.client import Client, Prediction
+from glasshouse.client import Client, JobPrediction
+from glasshouse.client.data.predictions import Predicted
 from glasshouse.client.data.tensors import read_tensors
+from glasshouse.client.training.specs import PredictOptions
 
 MOST_VALUES = 10
 """Longer rows of a value are shown by their shape."""
@@ -20,7 +22,10 @@ _ORDER = ("class", "id", "prob", "top_k_class", "top_k", "top_k_prob", "value")
 ModelReference = Annotated[
     str,
     completion.named(
-        "MODEL", completion.models, "A served model: mnist, mnist@production, mnist:3."
+        "MODEL",
+        completion.predictors,
+        "A served model: mnist, mnist@production, mnist:3; or the id of a running training job, "
+        "whose current weights predict.",
     ),
 ]
 
@@ -77,11 +82,11 @@ def predict(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a served model on rows. Prints a line for each row."""
-    options = {"--row": row, "--rows": rows, "--input": input, "--image": image, "--text": text}
-    named = [name for name, value in options.items() if value]
+    """Run a served model, or a training job's network, on rows. Prints a line for each row."""
+    ways = {"--row": row, "--rows": rows, "--input": input, "--image": image, "--text": text}
+    named = [name for name, value in ways.items() if value]
     if len(named) != 1:
-        listed = ", ".join(options)
+        listed = ", ".join(ways)
         raise typer.BadParameter(
             f"give exactly one of {listed}", param_hint=" ".join(named) or "--row"
         )
@@ -93,16 +98,19 @@ def predict(  # noqa: PLR0913 - each is an option of the command
         given = _Given(inputs=_read_inputs(input))
     else:
         given = _Given(rows=list(image or text or ()))
+    options: PredictOptions = {
+        "outputs": outputs.split(",") if outputs else None,
+        "fields": cast("Any", fields.split(",")) if fields else None,
+        "top_k": top_k,
+        "timeout": timeout,
+    }
+    found: Predicted
     with Client() as client:
-        found = client.predict(
-            model,
-            given.inputs,
-            rows=given.rows,
-            outputs=outputs.split(",") if outputs else None,
-            fields=cast("Any", fields.split(",")) if fields else None,
-            top_k=top_k,
-            timeout=timeout,
-        )
+        if model.startswith("job_"):
+            job = client.jobs.get(references.job_id(client, model))
+            found = job.predict(given.inputs, rows=given.rows, **options)
+        else:
+            found = client.predict(model, given.inputs, rows=given.rows, **options)
     if json:
         output.document(found.as_json())
     else:
@@ -175,8 +183,8 @@ def _read_inputs(path: Path) -> Any:
     raise typer.BadParameter(detail, param_hint="--input")
 
 
-def _print(found: Prediction) -> None:
-    """Print a line for each row, and on stderr which version answered."""
+def _print(found: Predicted) -> None:
+    """Print a line for each row, and on stderr which version answered, or after which step."""
     names = sorted(found.outputs, key=lambda name: (_rank(name), name))
     columns = [found.outputs[name] for name in names]
     rows = [
@@ -186,7 +194,10 @@ def _print(found: Prediction) -> None:
     values = {name for name in names if name.endswith("/value")}
     output.table(["row", *names], rows, short=values, numbers={"row"})
     times = ", ".join(f"{name.removesuffix('_ms')} {ms:g} ms" for name, ms in found.timing.items())
-    output.message(f"{found.model}:{found.version}  {times}".rstrip())
+    origin = ":".join(map(str, found.origin.values()))
+    if isinstance(found, JobPrediction):
+        origin = f"{found.job} step {found.step}"
+    output.message(f"{origin}  {times}".rstrip())
     if found.non_finite:
         output.message(f"NaN or Inf in {', '.join(found.non_finite)}")
 

@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from glasshouse import jsonio
 from glasshouse.client.aio.control import AsyncControlled
 from glasshouse.client.aio.job_log import AsyncJobLog
 from glasshouse.client.aio.layers import AsyncLayers
+from glasshouse.client.aio.prediction import predict_with_job
 from glasshouse.client.aio.probes import AsyncProbe
 from glasshouse.client.aio.running import card_html, in_background, resolved, sleep
 from glasshouse.client.aio.stream import AsyncEventStream
 from glasshouse.client.connection.requests import API
+from glasshouse.client.data.predictions import JobPrediction
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.monitoring.callbacks import (
     Action,
@@ -25,6 +27,7 @@ from glasshouse.client.monitoring.explanations import LOG_LINES, Explanation, ex
 from glasshouse.client.monitoring.job_card import MOST_POINTS, Card
 from glasshouse.client.monitoring.progress import Bar
 from glasshouse.client.training.probe_specs import as_probe
+from glasshouse.client.training.specs import PredictOptions
 from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
 RETRY_S = 5.0
@@ -144,6 +147,26 @@ class AsyncJob(AsyncControlled, AsyncJobLog):
                 break
         self.raise_if_unsuccessful()
         return self
+
+    async def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> JobPrediction:
+        """Run the network of a running training job on some rows, with its current weights.
+
+        The job answers between two steps, as a checkpoint of that step would. Training does not
+        change. The arguments are those of `AsyncClient.predict`.
+
+        Returns:
+            What `AsyncClient.predict` returns, with ``job`` and ``step`` instead of the model and
+            its version.
+
+        Raises:
+            ConflictError: the job is not running, has ended, or cannot answer. The message says
+                what to do instead.
+            UnprocessableEntityError: something does not fit the network; ``errors`` names it.
+            GatewayTimeoutError: there was no answer in time.
+        """
+        return await predict_with_job(self._transport, self.path, inputs, rows, options)
 
     def stream(
         self,

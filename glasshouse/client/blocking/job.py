@@ -3,16 +3,18 @@
 
 import sys
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from glasshouse import jsonio
 from glasshouse.client.blocking.control import Controlled
 from glasshouse.client.blocking.job_log import JobLog
 from glasshouse.client.blocking.layers import Layers
+from glasshouse.client.blocking.prediction import predict_with_job
 from glasshouse.client.blocking.probes import Probe
 from glasshouse.client.blocking.running import card_html, in_background, resolved, sleep
 from glasshouse.client.blocking.stream import EventStream
 from glasshouse.client.connection.requests import API
+from glasshouse.client.data.predictions import JobPrediction
 from glasshouse.client.data.series import Series, SeriesTable
 from glasshouse.client.monitoring.callbacks import (
     Action,
@@ -26,6 +28,7 @@ from glasshouse.client.monitoring.explanations import LOG_LINES, Explanation, ex
 from glasshouse.client.monitoring.job_card import MOST_POINTS, Card
 from glasshouse.client.monitoring.progress import Bar
 from glasshouse.client.training.probe_specs import as_probe
+from glasshouse.client.training.specs import PredictOptions
 from glasshouse.errors import APIError, AuthenticationError, ConflictError, NotFoundError
 
 RETRY_S = 5.0
@@ -145,6 +148,26 @@ class Job(Controlled, JobLog):
                 break
         self.raise_if_unsuccessful()
         return self
+
+    def predict(
+        self, inputs: Any = None, *, rows: Any = None, **options: Unpack[PredictOptions]
+    ) -> JobPrediction:
+        """Run the network of a running training job on some rows, with its current weights.
+
+        The job answers between two steps, as a checkpoint of that step would. Training does not
+        change. The arguments are those of `Client.predict`.
+
+        Returns:
+            What `Client.predict` returns, with ``job`` and ``step`` instead of the model and
+            its version.
+
+        Raises:
+            ConflictError: the job is not running, has ended, or cannot answer. The message says
+                what to do instead.
+            UnprocessableEntityError: something does not fit the network; ``errors`` names it.
+            GatewayTimeoutError: there was no answer in time.
+        """
+        return predict_with_job(self._transport, self.path, inputs, rows, options)
 
     def stream(
         self,

@@ -16,20 +16,12 @@ _TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 _CLASSES = ("class", "id")
 
 
-class Prediction:
-    """What a served model computed for the rows of one request.
-
-    ``prediction["fc"]`` is the value of the layer ``fc``, ``prediction["fc/class"]`` the predicted
-    class of each row.
-    """
+class Predicted:
+    """What a network computed for the rows of one request."""
 
     outputs: dict[str, Array | list[Array]]
     """Arrays by ``<layer>/<field>``, with one entry per row. Of an output with a value per step
     whose rows differ in length: a list with an array for each row."""
-    model: str
-    """The name of the model."""
-    version: int
-    """The number of the version that answered."""
     timing: dict[str, float]
     """``queue_ms``, the time in which the request waited, and ``compute_ms``."""
     non_finite: tuple[str, ...]
@@ -39,13 +31,11 @@ class Prediction:
         self,
         outputs: Mapping[str, Array | list[Array]],
         *,
-        model: str,
-        version: int,
         timing: Mapping[str, float],
         non_finite: Sequence[str] = (),
     ) -> None:
-        self.outputs, self.model, self.version = dict(outputs), model, version
-        self.timing, self.non_finite = dict(timing), tuple(non_finite)
+        self.outputs, self.timing = dict(outputs), dict(timing)
+        self.non_finite = tuple(non_finite)
 
     def __getitem__(self, name: str) -> Any:
         """Return an output by ``<layer>/<field>``, or the value of a layer by its name.
@@ -75,12 +65,16 @@ class Prediction:
         found = ", ".join(self.outputs)
         raise AttributeError(f"no output has classes (there are: {found}); ask for fields=['id']")
 
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """What answered: ``model`` and ``version``, or ``job`` and ``step``."""
+        raise NotImplementedError
+
     def as_json(self) -> dict[str, Any]:
         """Return everything as a JSON-like document."""
         return {
             "outputs": {name: listed(found) for name, found in self.outputs.items()},
-            "model": self.model,
-            "version": self.version,
+            **self.origin,
             "non_finite": list(self.non_finite),
             "timing": self.timing,
         }
@@ -90,11 +84,93 @@ class Prediction:
             f"{name} {'rows' if isinstance(found, list) else list(found.shape)}"
             for name, found in self.outputs.items()
         )
-        return f"Prediction({self.model}:{self.version}, {shown})"
+        origin = ":".join(map(str, self.origin.values()))
+        return f"{type(self).__name__}({origin}, {shown})"
+
+
+class Prediction(Predicted):
+    """What a served model computed for the rows of one request.
+
+    ``prediction["fc"]`` is the value of the layer ``fc``, ``prediction["fc/class"]`` the predicted
+    class of each row.
+    """
+
+    model: str
+    """The name of the model."""
+    version: int
+    """The number of the version that answered."""
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Array | list[Array]],
+        *,
+        model: str,
+        version: int,
+        timing: Mapping[str, float],
+        non_finite: Sequence[str] = (),
+    ) -> None:
+        super().__init__(outputs, timing=timing, non_finite=non_finite)
+        self.model, self.version = model, version
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """The model and the version."""
+        return {"model": self.model, "version": self.version}
+
+
+class JobPrediction(Predicted):
+    """What a training job computed for the rows of one request, with its current weights.
+
+    The outputs are read as those of a `Prediction`.
+    """
+
+    job: str
+    """The id of the job."""
+    step: int
+    """The number of updates that the weights had."""
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Array | list[Array]],
+        *,
+        job: str,
+        step: int,
+        timing: Mapping[str, float],
+        non_finite: Sequence[str] = (),
+    ) -> None:
+        super().__init__(outputs, timing=timing, non_finite=non_finite)
+        self.job, self.step = job, step
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """The job and the step."""
+        return {"job": self.job, "step": self.step}
 
 
 def read_prediction(content: bytes, headers: Mapping[str, str]) -> Prediction:
-    """Decode a response.
+    """Decode the response of a served model.
+
+    Raises:
+        APIError: it is no prediction.
+    """
+    model, number, found = _decoded(content, headers, "x-model-version")
+    return Prediction(found.pop("outputs"), model=model, version=number, **found)
+
+
+def read_job_prediction(content: bytes, headers: Mapping[str, str]) -> JobPrediction:
+    """Decode the response of a training job.
+
+    Raises:
+        APIError: it is no prediction.
+    """
+    job, number, found = _decoded(content, headers, "x-job-step")
+    return JobPrediction(found.pop("outputs"), job=job, step=number, **found)
+
+
+def _decoded(
+    content: bytes, headers: Mapping[str, str], header: str
+) -> tuple[str, int, dict[str, Any]]:
+    """Return the two parts of a header, and what each prediction has.
 
     Raises:
         APIError: it is no prediction.
@@ -111,12 +187,11 @@ def read_prediction(content: bytes, headers: Mapping[str, str]) -> Prediction:
                 name: _read(item, is_finite=name not in names)
                 for name, item in document["outputs"].items()
             }
-        model, _, version = headers["x-model-version"].rpartition(":")
+        origin, _, number = headers[header].rpartition(":")
         timed = _TIMING.findall(headers.get("server-timing", ""))
         timing = {f"{name}_ms": float(ms) for name, ms in timed}
-        return Prediction(
-            outputs, model=model, version=int(version), timing=timing, non_finite=names
-        )
+        parts = {"outputs": outputs, "timing": timing, "non_finite": names}
+        return origin, int(number), parts
     except (KeyError, TypeError, ValueError) as cause:
         shown = kind or "no media type"
         raise APIError(f"the response ({shown}) is not a prediction: {cause!r:.200}") from cause

@@ -58,7 +58,7 @@ class EvaluateOptions(JobOptions, total=False):
 
 
 class PredictOptions(TypedDict, total=False):
-    """Options of `Client.predict`, `Model.predict` and `ModelVersion.predict`."""
+    """Options of `Client.predict`, `Job.predict`, `Model.predict` and `ModelVersion.predict`."""
 
     outputs: Sequence[str] | str | None
     """The layers to return. Default: the network's outputs."""

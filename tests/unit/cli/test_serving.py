@@ -82,6 +82,28 @@ def test_predictions_are_a_table_or_a_document(run: Run):
     assert found["timing"] == {"queue_ms": 0.2, "compute_ms": 1.0}
 
 
+def test_a_training_job_predicts(run: Run):
+    async def found(_request: Request) -> Response:
+        return answer(job(id="job_1"))
+
+    body = json.dumps({"outputs": {"fc/id": [1]}, "job": "job_1", "step": 120})
+    headers = {"x-job-step": "job_1:120", "server-timing": "queue;dur=0.2, compute;dur=1"}
+    media = {"headers": headers, "media_type": "application/json"}
+    script = Scripted(Response(body, **media), Response(body, **media))
+    routes = [
+        Route("/api/v1/jobs", lambda _: listing(job(id="job_1"))),
+        Route("/api/v1/jobs/job_1", found),
+        script.route("/api/v1/jobs/job_1/predict", "POST"),
+    ]
+    given = ("predict", "job_1", "--row", "a=1", "--top-k", "2")
+    code, out, err = run(*given, routes=routes)
+    assert (code, err) == (0, "job_1 step 120  queue 0.2 ms, compute 1 ms\n")
+    assert [line.split() for line in out.splitlines()] == [["row", "fc/id"], ["0", "1"]]
+    assert json.loads(script.bodies[0]) == {"rows": [{"a": 1}], "top_k": 2}
+    code, out, _ = run(*given, "--json", routes=routes)
+    assert (code, json.loads(out)["job"], json.loads(out)["step"]) == (0, "job_1", 120)
+
+
 def test_rows_and_inputs_are_read_from_files(run: Run, tmp_path: Path):
     (tmp_path / "x.csv").write_text("a,b,c\n1,x,\n2.5,3,y\n")
     (tmp_path / "x.jsonl").write_text('{"a": [1, 2]}\n\n{"a": [3]}\n')

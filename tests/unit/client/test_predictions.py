@@ -266,3 +266,42 @@ def test_a_service_is_ready_once_it_serves_something(connect: Connect):
         waiting.wait_ready(timeout=30)
     with pytest.raises(ValueError, match="only serve jobs get ready"):
         waiting.refresh().wait_ready()
+
+
+# --- training jobs -------------------------------------------------------------------------------
+
+
+def answered_by_job(outputs: dict[str, Any]) -> Response:
+    body = {"outputs": outputs, "job": "job_1", "step": 120}
+    headers = {"x-job-step": "job_1:120", "server-timing": "queue;dur=0.25, compute;dur=1.5"}
+    return Response(json.dumps(body), headers=headers, media_type="application/json")
+
+
+def test_a_training_job_answers_with_its_step(connect: Connect):
+    async def found(_request: Request) -> Response:
+        return answer(job(id="job_1"))
+
+    async def spec(_request: Request) -> Response:
+        return answer({"network": NETWORK["network"], "data": {"fields": NETWORK["fields"]}})
+
+    script = Scripted(*(answered_by_job({"fc/id": [1, 0]}) for _ in range(2)))
+    client = connect(
+        Route("/api/v1/jobs/job_1", found),
+        Route("/api/v1/jobs/job_1/spec", spec),
+        script.route("/api/v1/jobs/job_1/predict", "POST"),
+    )
+    one = client.jobs.get("job_1")
+    predicted_ids = one.predict(rows=["a", "b"], fields="id", timeout=5, priority=2)
+    assert json.loads(script.bodies[0]) == {
+        "rows": [{"text": "a"}, {"text": "b"}],
+        "fields": ["id"],
+    }
+    assert dict(script.requests[0].query_params)["priority"] == "2"
+    assert isinstance(predicted_ids, gh.JobPrediction)
+    assert (predicted_ids.job, predicted_ids.step) == ("job_1", 120)
+    assert predicted_ids.classes.tolist() == [1, 0]
+    assert predicted_ids.as_json()["step"] == 120
+    assert repr(predicted_ids) == "JobPrediction(job_1:120, fc/id [2])"
+    assert one.predict({"text": ["a"]}).step == 120
+    with pytest.raises(TypeError, match="exactly one"):
+        one.predict()
