@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from engine.guards.guard import Guard
 from engine.process import rank
-from engine.serving import requests, responses
+from engine.serving import live_predictions, requests, responses
 from engine.serving.live_predictions import LivePredictions
 from engine.serving.served_models import ServedVersion, VersionName
+from engine.training.failures import StepFailed
 from engine.training.report import Outputs
 from glasshouse import frames
 from glasshouse.frames import Frame, Kind
-from glasshouse.spec import parse_trained
+from glasshouse.spec import Parallel, parse_trained
 from tests.integration.serving.test_peers import Peer
 from tests.unit.engine.parallel_jobs import series
 from tests.unit.engine.runs import captured, of_type, planned, spec, write_job
@@ -67,12 +69,11 @@ class Client:
 
     cancel_requested, ends_as, wanted, threads, models = False, "cancelled", None, None, None
 
-    def __init__(self, directory: Path, *, listens: bool, rows: Tensor = ROWS) -> None:
+    def __init__(self, directory: Path, *, listens: bool) -> None:
         self.orders: deque[dict[str, Any]] = deque()
         self.seen: list[dict[str, Any]] = []
         self.answers: dict[int, Frame] = {}
         self._asked = {"job": "job_x", "at": {"path": str(directory / "s")}} if listens else None
-        self._rows = rows
         self._made: LivePredictions | None = None
         self._peer: Peer | None = None
         self._num_sent = 0
@@ -87,10 +88,11 @@ class Client:
         """Where to listen. Sends a request and waits until it is queued, once there is a socket."""
         if self._asked is not None and (peer := self._connected()) is not None:
             self._num_sent += 1
-            peer.send(request(self._num_sent, self._rows))
+            peer.send(request(self._num_sent, ROWS))
             assert self._made is not None
             waiting = self._made._requests  # pyright: ignore[reportPrivateUsage]
-            until(lambda: len(waiting) > 0, longest_pause_s=0.001)
+            num = 1 if live_predictions.MAX_CREDIT_S else self._num_sent  # else none is answered
+            until(lambda: len(waiting) == num, longest_pause_s=0.001)
         return self._asked
 
     def _connected(self) -> Peer | None:
@@ -127,14 +129,15 @@ def train(
     monkeypatch: pytest.MonkeyPatch,
     *,
     listens: bool,
-    rows: Tensor = ROWS,
+    credit_s: float = 1000.0,
     **more: Any,
 ) -> Client:
-    """Run the job in this process."""
+    """Run the job in this process. ``credit_s``: answers may take so long, and no share of time."""
+    monkeypatch.setattr(live_predictions, "MAX_CREDIT_S", credit_s)
     meta = json.loads((table / "meta.json").read_text())
     resolved = planned(job(**more), meta)["spec"]
     assignment = rank.Assignment.read(write_job(directory, resolved, table) / "job.json")
-    client = Client(directory, listens=listens, rows=rows)
+    client = Client(directory, listens=listens)
     monkeypatch.setattr(rank, "LivePredictions", client.make)
     out = Outputs(directory, client.seen.append)
     ended = rank.run(assignment, control=client, out=out)
@@ -250,3 +253,100 @@ def assert_close_by_hand(checkpoint: Path, outputs: dict[str, Any]) -> None:
     for name, depth in (("norm", 2), ("fc", 6)):
         found = torch.tensor(outputs[f"{name}/value"])
         torch.testing.assert_close(found, network[:depth](x), rtol=1e-4, atol=1e-5)
+
+
+def test_requests_wait_while_answers_have_taken_their_share_of_the_time(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without any time for answers, they are given when training has ended."""
+    client = train(tmp_path, digits, monkeypatch, listens=True, credit_s=0.0)
+    steps = [json.loads(frame.body)["step"] for frame in client.answers.values()]
+    assert steps == [STEPS] * STEPS
+
+
+def test_the_time_of_answers_is_a_part_of_the_step(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = {}
+    for name, listens in (("a", False), ("b", True)):
+        client = train(tmp_path / name, digits, monkeypatch, listens=listens)
+        found[name] = [one["values"] for one in of_type(client.seen, "metrics")]
+    assert not any("time/predict" in values for values in found["a"])
+    assert any(0 < values.get("time/predict", 0) <= values["time/step"] for values in found["b"])
+
+
+def test_a_request_on_which_the_network_fails_fails_alone(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    real = live_predictions.LiveNetwork.compute
+
+    def fail_once(self: live_predictions.LiveNetwork, asked: Any) -> Any:
+        if self.step == 3:
+            raise RuntimeError("no kernel for this")
+        return real(self, asked)
+
+    monkeypatch.setattr(live_predictions.LiveNetwork, "compute", fail_once)
+    client = train(tmp_path, digits, monkeypatch, listens=True)
+    heads = [frame.head for frame in client.answers.values()]
+    assert [head["status"] for head in heads] == [200, 200, 500, *[200] * (STEPS - 3)]
+    assert heads[2]["code"] == "prediction_failed"
+    assert "no kernel for this" in heads[2]["detail"]
+    assert "no kernel for this" in capfd.readouterr().err
+
+
+def test_a_job_without_memory_for_a_second_network_reports_that_and_trains_on(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(_device: torch.device, _weights: object) -> None:
+        raise MemoryError("a copy of the weights needs 9 MiB of the device")
+
+    monkeypatch.setattr(live_predictions, "_check_memory", full)
+    meta = _meta(digits)
+    assignment = rank.Assignment.read(
+        write_job(tmp_path, planned(job(), meta)["spec"], digits) / "job.json"
+    )
+    client = Client(tmp_path, listens=False)
+    client._asked = {"job": "job_x", "at": {"path": str(tmp_path / "s")}}  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Client, "_connected", lambda _self: None)
+    ended = rank.run(assignment, control=client, out=Outputs(tmp_path, client.seen.append))
+    assert ended.state == "succeeded"
+    (found,) = of_type(client.seen, "answering")
+    assert found["address"] == ""
+    assert "9 MiB" in found["problem"]
+
+
+def test_what_waits_when_a_job_fails_is_refused(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also of what had no time yet."""
+
+    def fail(_self: object, step: int, *_: object) -> None:
+        if step == 3:
+            raise RuntimeError("the step failed")
+
+    monkeypatch.setattr(live_predictions, "MAX_CREDIT_S", 0.0)
+    monkeypatch.setattr(Guard, "check", fail)
+    resolved = planned(job(), _meta(digits))["spec"]
+    assignment = rank.Assignment.read(write_job(tmp_path, resolved, digits) / "job.json")
+    client = Client(tmp_path, listens=True)
+    monkeypatch.setattr(rank, "LivePredictions", client.make)
+    with pytest.raises(StepFailed):
+        rank.run(assignment, control=client, out=Outputs(tmp_path, client.seen.append))
+    client.close()
+    assert client.answers
+    codes = {(frame.head["status"], frame.head["code"]) for frame in client.answers.values()}
+    assert codes == {(503, "replica_closing")}
+
+
+def test_a_network_in_parts_cannot_predict():
+    parallel: list[tuple[dict[str, Any], str | None]] = [
+        ({"strategy": "none"}, None),
+        ({"strategy": "data", "processes": 4}, None),
+        ({"strategy": "fsdp", "processes": 2}, "with fsdp"),
+        ({"data": 2, "pipeline": 2}, "with pipeline"),
+        ({"fsdp": 2, "tensor": 2}, "with fsdp and tensor"),
+        ({"strategy": "placed"}, "several devices"),
+    ]
+    for given, why in parallel:
+        found = Parallel.model_validate(given).why_no_predictions
+        assert (found is None) if why is None else (why in str(found)), given
