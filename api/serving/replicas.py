@@ -284,7 +284,7 @@ class Replicas:
         """Read the table in the background if it is old; the request does not wait for it."""
         if self._age_s() > FRESH_S and self._reading is None:
             self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(_failure_of)
+            self._reading.add_done_callback(failure_of)
 
     async def _refresh(self) -> None:
         if self._reading is None:
@@ -305,7 +305,7 @@ class Replicas:
             return replicas.routes(tx)
 
 
-def _failure_of(task: asyncio.Task[None]) -> None:
+def failure_of(task: asyncio.Task[None]) -> None:
     """Look at the failure of a reading for which no request waits: the next one tries again."""
     if not task.cancelled():
         task.exception()

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api.serving.connection import Connections, ReplicaLost, Reply, exchange
-from api.serving.replicas import AGAIN_S, AT_ONCE_S, FRESH_S
+from api.serving.replicas import AGAIN_S, AT_ONCE_S, FRESH_S, failure_of
 from glasshouse.errors import (
     CannotPredict,
     JobEnded,
@@ -67,7 +67,7 @@ class TrainingJobs:
         lost: ReplicaLost | None = None
         lost_at = -1e9
         if self._age_s() > FRESH_S:
-            await self._refresh()
+            await self._refresh_for(job_id)
         while True:
             route = self._find(sees, job_id)
             if route is not None and route.address and time.monotonic() > lost_at + AGAIN_S:
@@ -121,6 +121,8 @@ class TrainingJobs:
             if was_lost and job.state in ("queued", "starting"):
                 return
             _check_state(job)
+            if live_predictions.was_asked(tx, job):
+                return
             reason = parallel_of(jobs.whole(tx, job_id, sees).resolved).why_no_predictions
             if reason is not None:
                 detail = f"{job_id} cannot predict while it trains: {reason}"
@@ -156,6 +158,15 @@ class TrainingJobs:
 
     def _age_s(self) -> float:
         return time.monotonic() - self._read_at
+
+    async def _refresh_for(self, job_id: str) -> None:
+        """Read the table again; without waiting, if it has where a job listens."""
+        route = self._routes.get(job_id)
+        if route is None or not route.address:
+            await self._refresh()
+        elif self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(failure_of)
 
     async def _refresh(self) -> None:
         if self._reading is None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from models.database import database_time, insert_into
 from models.jobs.leases import Claim
-from models.state import OPEN
+from models.state import LIVE, OPEN
 from models.tables import Job, Replica
 
 
@@ -26,7 +26,7 @@ class LiveRoute(NamedTuple):
     attempt: int
     """The current attempt of the job."""
     is_asked: bool
-    """Whether it was this attempt that was asked."""
+    """Whether it was this attempt that was asked, and it has not ended."""
     address: str
     """Where it listens; empty: it does not yet, or cannot."""
     token: str
@@ -43,7 +43,7 @@ def routes(tx: Session) -> list[LiveRoute]:
     )
     found: list[LiveRoute] = []
     for job, owner, state, attempt, row in cast("Iterable[Any]", tx.execute(query)):
-        if row.attempt != attempt:
+        if row.attempt != attempt or state not in LIVE:
             found.append(LiveRoute(job, owner, state, attempt, False, "", "", None))
             continue
         where = (row.address, row.token, row.traffic.get("problem"))
@@ -53,14 +53,19 @@ def routes(tx: Session) -> list[LiveRoute]:
 
 def ask(tx: Session, job: Job) -> None:
     """Ask the current attempt of a job, whose row is locked, to listen; only once."""
-    row = tx.get(Replica, job.id)
-    if row is not None and row.attempt == job.attempt:
+    if was_asked(tx, job):
         return
     values: dict[str, Any] = {"attempt": job.attempt, "address": "", "token": "", "traffic": {}}
     values["updated_at"] = database_time(tx)
     query = insert_into(tx, Replica).values(job=job.id, starts=0, models=[], scaling={}, **values)
     tx.execute(query.on_conflict_do_update(index_elements=["job"], set_=values))
     tx.execute(update(Job).where(Job.id == job.id).values(num_commands=Job.num_commands + 1))
+
+
+def was_asked(tx: Session, job: Job) -> bool:
+    """Return whether the current attempt of a job was asked."""
+    query = select(Replica.attempt).where(Replica.job == job.id)
+    return tx.scalar(query) == job.attempt
 
 
 def is_asked(tx: Session, claim: Claim) -> bool:
