@@ -177,7 +177,7 @@ class PredictionDelivery:
         self._num_seen: int = 0
         """The number of commands after which was looked."""
         self._is_needless = attempt.job.kind != "train"
-        """Whether the rank was told, or will never be."""
+        """Whether nothing remains to be sent."""
 
     def deliver(self, ranks: Ranks) -> None:
         """Look whether somebody asks, if there may be news."""

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load
 from sqlalchemy import select, update
 
+import glasshouse as gh
 from models.jobs import pausing
 from models.tables import Checkpoint, Job
 from tests.integration.serving.service import ROW, Service
@@ -104,6 +105,12 @@ def test_formats_and_refusals_are_those_of_models(service: Service, dataset: str
     assert code_of(post(b"a,b", "text/csv", "")) == (415, "unsupported_media")
     assert code_of(ask(service, job, {"inputs": {"z": [ROW]}})) == (422, "invalid_request")
     assert code_of(ask(service, job, timeout_s="never")) == (422, "invalid_request")
+    with gh.Client(service.api.url, service.key) as client:
+        one = client.jobs.get(job)
+        by_client = one.predict(np.array([ROW], np.float32), outputs=["act", "fc2"])
+        assert (by_client.job, by_client["act"].shape) == (job, (1, 1024))
+        assert by_client.step > 0
+        assert set(one.predict(rows=[ROW]).outputs) == {"fc2/value", "fc2/id", "fc2/prob"}
     reader = service.api.key("ada", "read")
     assert ask(service, job, key=reader).status_code == 200
     stranger = service.api.key("eve", "submit")
