@@ -212,7 +212,7 @@ class LivePredictions:
             answers = [failed(batch[0], error)]
         if self._listener is not None:
             self._listener.send(answers)
-        self._requests.took(len(batch), time.monotonic() - started)
+        self._requests.took(batch, time.monotonic() - started)
 
 
 def _load(weights: State, network: Network) -> None:
