@@ -46,8 +46,8 @@ class TrainingJobs:
     ) -> Reply:
         """Send a request to a training job; return its reply.
 
-        The first request lets the job listen. If the process of the job is lost before it has
-        answered, the request waits for the next attempt.
+        The first request lets the job listen. If the process of the job is lost, requests wait for
+        the next attempt.
 
         Args:
             sees: the owner whose jobs the caller sees; None: those of all owners.
@@ -76,8 +76,7 @@ class TrainingJobs:
                 except ReplicaLost as error:
                     lost, lost_at = error, time.monotonic()
             elif route is None or not route.is_asked or route.state != "running" or lost:
-                asking = (self._let_listen, sees, job_id, lost is not None)
-                await run_in_threadpool(*asking)
+                await run_in_threadpool(self._let_listen, sees, job_id)
             await self._wait(job_id, until, lost)
 
     def close(self) -> None:
@@ -108,20 +107,19 @@ class TrainingJobs:
             raise CannotPredict(f"{job_id} cannot answer: {route.problem}. {_instead(job_id)}")
         return route
 
-    def _let_listen(self, sees: str | None, job_id: str, was_lost: bool) -> None:
-        """Ask a job to listen, if it runs.
-
-        ``was_lost``: its process was lost, and the next attempt may answer.
+    def _let_listen(self, sees: str | None, job_id: str) -> None:
+        """Ask a job to listen, if it runs. One that is restarted will.
 
         Raises:
             JobNotFound, JobEnded, CannotPredict: it will not answer.
         """
         with self._database.read() as tx:
             job = jobs.get(tx, job_id, sees)
-            if was_lost and job.state in ("queued", "starting"):
+            asked = live_predictions.asked_attempt(tx, job)
+            if asked is not None and job.state in ("queued", "starting"):
                 return
             _check_state(job)
-            if live_predictions.was_asked(tx, job):
+            if asked == job.attempt:
                 return
             reason = parallel_of(jobs.whole(tx, job_id, sees).resolved).why_no_predictions
             if reason is not None:
@@ -139,8 +137,11 @@ class TrainingJobs:
             PredictionTimeout, ReplicaUnavailable: the client waits no longer.
         """
         if time.monotonic() + AT_ONCE_S > until:
-            if lost is not None:
-                detail = f"The process of {job_id} was lost ({lost}), and is not back in time"
+            route = self._routes.get(job_id)
+            is_away = route is not None and route.state != "running"
+            if lost is not None or is_away:
+                why = f" ({lost})" if lost is not None else ""
+                detail = f"The process of {job_id} was lost{why}, and is not back in time"
                 raise ReplicaUnavailable(f"{detail}: try again.")
             raise await run_in_threadpool(self._too_late, job_id)
         await asyncio.sleep(AT_ONCE_S / 2)

@@ -64,8 +64,12 @@ def ask(tx: Session, job: Job) -> None:
 
 def was_asked(tx: Session, job: Job) -> bool:
     """Return whether the current attempt of a job was asked."""
-    query = select(Replica.attempt).where(Replica.job == job.id)
-    return tx.scalar(query) == job.attempt
+    return asked_attempt(tx, job) == job.attempt
+
+
+def asked_attempt(tx: Session, job: Job) -> int | None:
+    """Return the newest attempt of a job that was asked; None: none was."""
+    return tx.scalar(select(Replica.attempt).where(Replica.job == job.id))
 
 
 def is_asked(tx: Session, claim: Claim) -> bool:

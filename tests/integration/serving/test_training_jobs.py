@@ -176,7 +176,8 @@ def test_requests_wait_for_the_next_attempt_if_the_process_is_killed(
     job = start(service, dataset, labels=SLOWER)
     pid = service.harness.rank_pid(job)
     found = all_of(service, job, lambda: os.kill(pid, signal.SIGKILL), timeout_s=60)
-    assert [one.status_code for one in found if one.status_code != 200] == []
+    assert [one.text for one in found if one.status_code != 200] == []
+    assert service.harness.job(job).attempt == 2
     assert ask(service, job, timeout_s=60).status_code == 200
     assert [one.exit_kind for one in service.harness.attempts(job)] == ["killed_from_outside", None]
 
