@@ -30,7 +30,7 @@ from engine.serving.drift.series import (
     layer_values,
     watched_layers,
 )
-from engine.serving.served_models import ServedVersion, joined
+from engine.serving.served_models import ServedNetwork, ServedVersion, joined
 from engine.training.report import Outputs
 from glasshouse.errors import RunFailure
 from glasshouse.spec import Drift
@@ -330,7 +330,7 @@ class DriftWatch:
 
     # --- batches -----------------------------------------------------------------------------
 
-    def begin(self, version: ServedVersion, outputs: tuple[str, ...]) -> Sample | None:
+    def begin(self, version: ServedNetwork, outputs: tuple[str, ...]) -> Sample | None:
         """Return what takes the layers of a batch; None: it is not watched."""
         self._used_at = time.monotonic()
         if not self.budget.has_credit:
@@ -341,7 +341,7 @@ class DriftWatch:
         return Sample(watch, watch.layers_of(outputs))
 
     def end(
-        self, version: ServedVersion, asked: Sequence[Asked], sample: Sample | None, seconds: float
+        self, version: ServedNetwork, asked: Sequence[Asked], sample: Sample | None, seconds: float
     ) -> None:
         """Take the rows of a batch that was answered; ``seconds``: its computation took."""
         if sample is None:
