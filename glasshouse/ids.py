@@ -5,7 +5,7 @@ import secrets
 import time
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
-PREFIXES = ("job", "ds", "net", "ckpt", "prb", "cap", "cmd", "key", "whk", "msg", "mdl")
+PREFIXES = ("job", "ds", "net", "ckpt", "prb", "cap", "cmd", "key", "whk", "msg", "mdl", "rec")
 _PATTERN = re.compile(rf"({'|'.join(PREFIXES)})_[{ALPHABET}]{{26}}")
 
 

@@ -168,6 +168,8 @@ class Settings(BaseSettings):
     """The metric series of ended jobs. A job's summary stays."""
     keep_statistics_days: float | None = Field(default=365.0, ge=0)
     """The layer statistics of ended jobs."""
+    keep_requests_days: float | None = Field(default=30.0, ge=0)
+    """The request log of ended serve jobs."""
     keep_captures_days: float | None = Field(default=90.0, ge=0)
     """The captured tensors of ended jobs."""
     keep_checkpoints_days: float | None = Field(default=None, ge=0)

@@ -515,6 +515,29 @@ class Replica(Table):
     """Of a serve job with children: see ``ReplicaGroup.scaling``."""
 
 
+class ServedRequest(Table):
+    """A request to a serve job that its request log keeps."""
+
+    __tablename__ = "served_requests"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    """The serve job, also if one of its further replicas answered."""
+    replica: Mapped[str]
+    """The job whose process answered."""
+    at: Mapped[datetime]
+    model: Mapped[str]
+    version: Mapped[int]
+    status: Mapped[int]
+    code: Mapped[str | None]
+    """Of the error; NULL: the request was answered."""
+    size_bytes: Mapped[int]
+    """Of ``details``."""
+    details: Mapped[str]
+    """Its values and everything else, as JSON text: sent to clients as is, without parsing."""
+
+    __table_args__ = (Index(None, "job", "id", "size_bytes"),)
+
+
 class JobArtifact(Table):
     """A named file that a job created."""
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from api.routes.observations import events, layers, logs, metrics, plots, probes, stats
+from api.routes.observations import events, layers, logs, metrics, plots, probes, requests, stats
 from api.routes.service import fleet
 from api.routes.storage import files
 
@@ -15,5 +15,6 @@ ROUTERS: tuple[APIRouter, ...] = (
     files.router,
     logs.router,
     plots.router,
+    requests.router,
     fleet.router,
 )

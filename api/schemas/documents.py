@@ -164,6 +164,14 @@ class ServedDrift(Document):
     """Of the last complete window, the fields first."""
 
 
+class RecordedRequests(Document):
+    """Counts of the request log since the process started."""
+
+    recorded: int
+    skipped: int
+    """Not recorded because there was no time or no space, beside `share`."""
+
+
 class Serving(Document):
     """What a serve job serves, and its requests since its process started.
 
@@ -194,6 +202,8 @@ class Serving(Document):
     drift: list[ServedDrift]
     """How served rows differ from training rows, for each version that answers clients. Empty: the
     job has `drift` null, or no process has reported yet."""
+    request_log: RecordedRequests | None
+    """Null: requests are not recorded, or the process has not reported yet."""
 
 
 class Job(Document):

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.schemas.documents import Document, ListDocument, Number, answers
 from glasshouse.events import LogLevel
@@ -417,6 +417,53 @@ class PrintedList(ListDocument):
     """Output of processes, in order."""
 
     data: list[Printed]
+
+
+class ServedRequest(Document):
+    """A request to a served model, as the request log keeps it."""
+
+    id: str
+    object: Literal["served_request"]
+    job: str
+    """The serve job."""
+    replica: str
+    """The job whose process answered: the serve job itself, or a further replica."""
+    at: str
+    """When the request arrived in the process."""
+    model: str
+    version: int
+    """The version that answered, or that the request was checked against."""
+    status: int
+    code: str | None
+    """Of the error. Null: the request was answered."""
+    reference: str
+    """The model as the client named it."""
+    request_id: str | None
+    """`X-Request-Id` of the response. Null: the client chose it, or used gRPC."""
+    num_rows: int | None
+    """Null: the request could not be read."""
+    asked: list[str] | None
+    """The layers that were returned; the first 100."""
+    queue_ms: Number | None
+    compute_ms: Number | None
+    """Of the batch that the request was a part of."""
+    form: Literal["inputs", "rows"] | None
+    """Whether `inputs` are by field or by column. Null: no inputs were recorded."""
+    inputs: dict[str, JsonValue] | None
+    """Values as they were sent, with an entry for each row. A large array is an object with
+    `shape`, `dtype` and `sha256`, an image one with `image.size_bytes` and `image.sha256`."""
+    outputs: dict[str, JsonValue] | None
+    """Values by `<layer>/<field>`, as in the response. A large one is an object with `shape`."""
+    redacted: list[str]
+    """Fields, columns and outputs whose values are not recorded."""
+    too_large: list[Literal["inputs", "outputs"]]
+    """What was not recorded because of `max_request_bytes`."""
+
+
+class ServedRequestList(ListDocument):
+    """Recorded requests, newest first."""
+
+    data: list[ServedRequest]
 
 
 class DeviceProcess(Document):

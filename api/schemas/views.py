@@ -88,6 +88,7 @@ def serving_json(job: Job, replica: Replica | None) -> dict[str, Any]:
         "failed": traffic.get("failed", {}),
         "shadows": traffic.get("shadows", {}),
         "drift": [] if replica is None else replica.drift,
+        "request_log": traffic.get("request_log"),
     }
 
 

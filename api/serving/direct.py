@@ -94,6 +94,7 @@ class DirectPredictions:
         try:
             self._keyring.check_rate(usual.caller)
             head, timeout_s = self._head_of(usual)
+            head["request_id"] = request_id
             body = await _body(receive, self._settings.body_timeout_s)
             reply = None
             if body is not None:

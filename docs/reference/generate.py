@@ -73,6 +73,7 @@ SPEC_MODELS: tuple[type[BaseModel], ...] = (
     spec.OtherVersion,
     spec.Replicas,
     spec.Drift,
+    spec.RequestLog,
     spec.DiagnoseJob,
 )
 

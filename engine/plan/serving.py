@@ -11,6 +11,7 @@ from engine.data.augmentation.augmenting import unchanged
 from engine.inference.rows import inline_shapes
 from engine.network.shapes import Trace, trace
 from engine.plan.costs import memory, table
+from engine.serving.redaction import problems_of
 from glasshouse.spec import ServeJob, Trained
 from glasshouse.suggestions import did_you_mean
 
@@ -26,6 +27,9 @@ def plan_serving(spec: ServeJob, models: Mapping[str, Trained]) -> dict[str, Any
         SpecProblems: a network cannot run.
     """
     findings = Findings()
+    if spec.request_log is not None:
+        for pointer, detail in problems_of(spec.request_log, models.values()):
+            findings.problem(pointer, detail, "unknown_field")
     traced = [_traced(spec, trained, findings) for trained in models.values()]
     _check_watched(spec, traced, findings)
     findings.stop()

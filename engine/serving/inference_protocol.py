@@ -113,6 +113,16 @@ def read(
     return Asked(rows, num_rows, outputs, fields, top_k, form, *scheduling)
 
 
+def arrays_of(head: Mapping[str, Any], body: bytes | memoryview) -> dict[str, Given]:
+    """Return the tensors of an inference request by name.
+
+    Raises:
+        BadRequest: it is malformed.
+    """
+    document, binary = _divided(head, body)
+    return _arrays(document.get("inputs"), binary, Problems())[0]
+
+
 def _divided(
     head: Mapping[str, Any], body: bytes | memoryview
 ) -> tuple[dict[str, Any], memoryview]:

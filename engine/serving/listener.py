@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from engine.serving import requests, responses
 from engine.serving.answers import Answer, refusal
 from engine.serving.queue import Pending, QueueFull, RequestQueue
+from engine.serving.request_log import RequestRecorder
 from engine.serving.requests import BadRequest
 from engine.serving.served_models import ServedNetwork
 from glasshouse import frames, jsonio
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
         request = self._waiting.get(number)
         if request is not None:
             self._listener.cancel(request)
-            self.answered(number, *self._listener.too_late(request.reference))
+            self.answered(number, *self._listener.too_late(request))
 
     @property
     def is_sending(self) -> bool:
@@ -168,6 +169,8 @@ class Listener:
         self.num_refused: dict[str, int] = {}
         """Requests that were refused, by code."""
         self.num_received = 0
+        self.recorder: RequestRecorder | None = None
+        """What records requests, if they are recorded."""
         self._queue, self._max_rows = queue, max_rows
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -233,11 +236,15 @@ class Listener:
             found = responses.metadata(current.inputs, str(model), [int(version)])
             return {"status": 200, "content_type": "application/json"}, jsonio.dumps(found).encode()
         version = entry.choose()
+        sent = None if self.recorder is None else self.recorder.draw(head, frame.body)
         try:
             asked = requests.read(head, frame.body, version.inputs, self._max_rows)
         except BadRequest as error:
             problems = [problem.as_dict() for problem in error.problems]
-            return self._refuse(error.status, "invalid_request", str(error), problems=problems)
+            found = self._refuse(error.status, "invalid_request", str(error), problems=problems)
+            if self.recorder is not None and sent is not None:
+                self.recorder.refused(sent, version, error.status, "invalid_request")
+            return found
 
         def answer(found: dict[str, Any], body: bytes) -> None:
             if not request.is_cancelled:
@@ -246,7 +253,7 @@ class Listener:
         patience_s = min(float(head.get("timeout_s") or LONGEST_S), LONGEST_S)
         until = time.monotonic() + patience_s
         priority = int(head.get("priority") or 0) if asked.priority is None else asked.priority
-        request = Pending(asked, version, reference, answer, until, priority)
+        request = Pending(asked, version, reference, answer, until, priority, sent=sent)
         request.shadow = self._shadow_of(request, entry, frame)
         refused = self._put(request)
         if refused is None and asked.timeout_s is not None and asked.timeout_s < patience_s:
@@ -259,22 +266,30 @@ class Listener:
             removed = self._queue.put(request)
         except QueueFull as full:
             for other in full.removed:
-                other.answer(*self._full(full))
-            return self._full(full)
+                other.answer(*self._full(full, other))
+            return self._full(full, request)
         for other in removed:
-            other.answer(*self._full(QueueFull(len(self._queue), 0.0)))
+            other.answer(*self._full(QueueFull(len(self._queue), 0.0), other))
         return None
 
     def cancel(self, request: Pending) -> None:
         """Forget a request that nobody waits for any more."""
         self._queue.cancel(request)
 
-    def too_late(self, reference: str) -> Answer:
+    def too_late(self, request: Pending) -> Answer:
         """Return the answer to a request whose own timeout has passed."""
-        detail = f"{reference!r} did not answer within the timeout of the request: raise it."
+        name = request.reference
+        detail = f"{name!r} did not answer within the timeout of the request: raise it."
+        self.record_refusal(request, 504, "prediction_timeout")
         return self._refuse(504, "prediction_timeout", detail)
 
-    def _full(self, full: QueueFull) -> Answer:
+    def record_refusal(self, request: Pending, status: int, code: str) -> None:
+        """Record that a request that was read got an error, if requests are recorded."""
+        if self.recorder is not None and request.sent is not None:
+            self.recorder.refused(request.sent, request.version, status, code, request.asked)
+
+    def _full(self, full: QueueFull, request: Pending) -> Answer:
+        self.record_refusal(request, 429, "queue_full")
         detail = f"{full.size} requests wait already, as many as max_queue allows."
         wait_s = max(1, round(full.wait_s + 0.5))
         return self._refuse(429, "queue_full", detail, retry_after_s=wait_s)

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.data.columns.loaded import LoadedSequence
 from engine.inference.blocks import Column
+from engine.serving.request_log import SentRequest
 from engine.serving.requests import Asked
 from engine.serving.served_models import ServedNetwork
 
@@ -62,11 +63,14 @@ class Pending:
     """The request that is compared with this one's answer."""
     columns: Mapping[str, Column] | None = None
     """Its outputs, kept for a shadow."""
+    sent: SentRequest | None = None
+    """What the client sent, if the request is to be recorded."""
 
     @cached_property
     def num_bytes(self) -> int:
-        """The size of its rows."""
-        return sum(loaded.nbytes for loaded in self.asked.rows.values())
+        """The size of its rows, and of what is kept to record it."""
+        body = None if self.sent is None else self.sent.body
+        return sum(loaded.nbytes for loaded in self.asked.rows.values()) + len(body or b"")
 
     @cached_property
     def kind(self) -> Hashable:

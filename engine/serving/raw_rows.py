@@ -61,7 +61,7 @@ def read_rows(
     Raises:
         BadRequest: a row does not fit the model, or something was found before.
     """
-    known = _columns_by_key(inputs)
+    known = columns_by_key(inputs)
     checked = _checked_rows(rows, known, problems)
     if len(checked) < len(rows):
         problems.refuse()
@@ -70,7 +70,7 @@ def read_rows(
     return {name: item for name, item in loaded.items() if item is not None}
 
 
-def _columns_by_key(inputs: ModelInputs) -> dict[str, str]:
+def columns_by_key(inputs: ModelInputs) -> dict[str, str]:
     """Return the column that each key of a row stands for."""
     fields = inputs.trained_by.data.fields
     known: dict[str, str] = {}
@@ -252,7 +252,7 @@ def _value(
         if shape is None:
             raise _absent(name, column, "give one, because its size is not known")
         return np.full(shape, np.nan)
-    data = _image_data(value)
+    data = image_data(value)
     if data is not None:
         return _image(column, data, shape)
     array = _numbers(column, value, shape)
@@ -294,7 +294,7 @@ def _shown(value: Any) -> str:
 # --- images ----------------------------------------------------------------------------------
 
 
-def _image_data(value: Any) -> str | None:
+def image_data(value: Any) -> str | None:
     """Return the base64 of an image file; None: the value is none."""
     if isinstance(value, str) and value[:11].lower() == "data:image/":
         head, _, data = value.partition(",")

@@ -20,6 +20,7 @@ from engine.serving.answers import answered, failed
 from engine.serving.drift.watch import DriftWatch
 from engine.serving.listener import Listener
 from engine.serving.queue import Pending, QueueFull, RequestQueue
+from engine.serving.request_log import Answered, RequestRecorder
 from engine.serving.served_models import ServedEntry, ServedVersion, VersionName
 from engine.serving.traffic import Traffic
 from engine.training.control import RunControl
@@ -104,6 +105,10 @@ class _Replica:
         self.drift = None if job.drift is None else DriftWatch(job.drift, out, device)
         """Compares served rows with training rows; None: nothing does."""
         self._served: Mapping[str, ServedEntry] = {}
+        self._recorder: RequestRecorder | None = None
+        if job.request_log is not None:
+            self._recorder = RequestRecorder(job.request_log, out.directory, out.emit)
+            self.listener.recorder = self._traffic.recorder = self._recorder
         self._loaded: dict[tuple[str, int], ServedVersion] = {}
         self._loading: threading.Thread | None = None
         self._new: queues.SimpleQueue[Mapping[str, ServedEntry]] = queues.SimpleQueue()
@@ -144,6 +149,8 @@ class _Replica:
         batch = self._requests.take(WAIT_S)
         if batch:
             self._answer(batch)
+        if self._recorder is not None:
+            self._recorder.work(is_idle=not batch)
         self._traffic.look(len(self._requests), self.listener)
         if self.drift is not None:
             self.drift.settle()
@@ -165,6 +172,8 @@ class _Replica:
             if not batch:
                 break
             self._answer(batch)
+        if self._recorder is not None:
+            self._recorder.finish()
         self._traffic.end(self.listener)
 
     def _answer(self, batch: list[Pending]) -> None:
@@ -179,6 +188,7 @@ class _Replica:
             self._failed(batch, error)
             return
         answers: list[Callable[[], None]] = []
+        recorded: list[Answered] = []
         compute_s = time.monotonic() - started
         for request, columns in zip(batch, found, strict=True):
             if request.shadows is not None:
@@ -191,7 +201,13 @@ class _Replica:
             queued_s = started - request.arrived
             answers.append(answered(request, columns, queued_s, compute_s))
             self._traffic.count(request, queued_s, compute_s)
+            if request.sent is not None and not request.is_cancelled:
+                times = {"queue_ms": round(queued_s * 1e3, 3)}
+                times["compute_ms"] = round(compute_s * 1e3, 3)
+                recorded.append((request.sent, request.asked, columns, times))
         self.listener.send(answers)
+        if self._recorder is not None:
+            self._recorder.answered(version, recorded)
         took_s = time.monotonic() - started
         self._requests.took(batch, took_s)
         self._traffic.worked(took_s)
@@ -206,6 +222,7 @@ class _Replica:
             return
         self.listener.send([failed(batch[0], error)])
         self._traffic.failed(batch[0])
+        self.listener.record_refusal(batch[0], 500, "prediction_failed")
 
     # --- models ------------------------------------------------------------------------------
 
@@ -228,6 +245,8 @@ class _Replica:
                     parts[f"{part}_share"] = float(other["share"])
             reference = str(described["reference"])
             entries[reference] = ServedEntry(reference, version(described), **parts)
+        if self._recorder is not None:
+            self._recorder.check(loaded.values())
         return entries
 
     def _load(self, described: Mapping[str, Any]) -> ServedVersion:
@@ -254,6 +273,8 @@ class _Replica:
         if self.drift is not None:
             answering = ((entry.current, entry.canary) for entry in entries.values())
             self.drift.use(one for both in answering for one in both if one is not None)
+        if self._recorder is not None:
+            self._recorder.use(versions)
 
     def _load_later(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Load other versions in a thread, while requests are answered."""

@@ -21,6 +21,7 @@ from engine.inference.blocks import Column
 from engine.inference.infer import columns_of
 from engine.network.layers import work_out_of_place
 from engine.network.network import Network
+from engine.serving.redaction import Redaction
 from engine.serving.requests import Asked, ModelInputs
 from glasshouse.spec import Trained
 
@@ -118,6 +119,10 @@ class ServedNetwork:
             found = self._compute(whole, taken, sample)
             columns = found if not columns else _appended(columns, found)
         return _divided(columns, [asked.num_rows for asked in requests])
+
+    def redaction(self, globs: Sequence[str]) -> Redaction:
+        """Return what is not recorded of its requests; ``globs``: of ``request_log.redact``."""
+        return Redaction(globs, self.inputs, self._network)
 
     def warm_up(self) -> None:
         """Compute one row of zeros, so that the first request does not wait for torch."""

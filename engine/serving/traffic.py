@@ -12,6 +12,7 @@ from engine.core.spool import now
 from engine.inference.blocks import Column
 from engine.serving.listener import Listener
 from engine.serving.queue import Pending
+from engine.serving.request_log import RequestRecorder
 from engine.training.report import Outputs
 
 REPORT_S = 2.0
@@ -34,6 +35,8 @@ class Traffic:
         self._times: list[tuple[float, float]] = []
         self._reported = 0
         self._worked_s = 0.0
+        self.recorder: RequestRecorder | None = None
+        """What records requests, if they are recorded."""
 
     @property
     def idle_s(self) -> float:
@@ -98,6 +101,8 @@ class Traffic:
             "busy": round(min(1.0, self._worked_s / seconds), 4),
             "idle_s": round(at - self._requested_at, 3),
         }
+        if self.recorder is not None:
+            record["request_log"] = self.recorder.counts
         if self._shadows:
             record["shadows"] = {name: dict(entry) for name, entry in self._shadows.items()}
         if self._times:

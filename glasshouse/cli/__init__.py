@@ -13,6 +13,7 @@ from glasshouse.cli.jobs import (
     evaluation,
     prediction,
     probes,
+    requests,
     results,
     serving,
 )
@@ -81,6 +82,7 @@ app.command(cls=Command)(results.infer)
 app.command(cls=Command)(evaluation.evaluate)
 app.command(cls=Command)(serving.serve)
 app.command(cls=Command)(prediction.predict)
+app.command(cls=Command)(requests.requests)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(models.app, name="models")

@@ -27,6 +27,7 @@ from glasshouse.spec.jobs.diagnose_job import DiagnoseJob
 from glasshouse.spec.jobs.evaluate_job import EvaluateData, EvaluateJob
 from glasshouse.spec.jobs.infer_job import Flatten, InferData, InferJob
 from glasshouse.spec.jobs.job import Devices, Retry
+from glasshouse.spec.jobs.request_log import RequestLog
 from glasshouse.spec.jobs.serve_job import (
     Drift,
     OtherVersion,
@@ -117,6 +118,7 @@ __all__ = [
     "Probe",
     "RaggedField",
     "Replicas",
+    "RequestLog",
     "Retry",
     "Scheduler",
     "SequenceField",

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from models.jobs import checkpoints, commands, leases, live_predictions, replicas
 from models.jobs.commands import CommandChange
 from models.jobs.leases import Claim, LeaseState
-from models.observations import captures, events, metrics, probes
+from models.observations import captures, events, metrics, probes, served_requests
 from models.observations.events import NewEvent
 from models.observations.probes import ProbeChange
 from models.tables import Attempt, JobArtifact, now
@@ -41,6 +41,8 @@ class Batch:
     and drift."""
     live: dict[str, Any] = field(default_factory=dict[str, Any])
     """Where a training job listens for requests for predictions, or why it cannot."""
+    requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Requests that the replica recorded."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """New values of the job's ``progress``, ``summary``, ``probe_overhead``, ``result``."""
 
@@ -98,6 +100,7 @@ def ship(
         replicas.store(tx, claim.job, claim.attempt, batch.replica)
     if batch.live:
         live_predictions.store(tx, claim.job, claim.attempt, batch.live)
+    served_requests.add(tx, claim.job, batch.requests)
     return beat
 
 

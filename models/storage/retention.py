@@ -36,6 +36,7 @@ from models.tables import (
     Metric,
     MetricSpan,
     ModelVersion,
+    ServedRequest,
     StatsBlock,
     StatsChunk,
     StatsFold,
@@ -294,6 +295,10 @@ def _count_statistics(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
     return rows, size
 
 
+def _some_requests(tx: Session, job: str, limit: int) -> Deleted:
+    return Deleted(_delete_some(tx, ServedRequest, ServedRequest.job == job, limit))
+
+
 def _some_captures(tx: Session, job: str, limit: int) -> Deleted:
     keys = list(tx.scalars(select(Capture.key).where(Capture.job == job).distinct().limit(limit)))
     if not keys:
@@ -327,7 +332,8 @@ def _is_unused() -> ColumnElement[bool]:
 
 
 def _counted(
-    table: type[Capture] | type[Checkpoint], which: Callable[[], ColumnElement[bool]] = true
+    table: type[Capture] | type[Checkpoint] | type[ServedRequest],
+    which: Callable[[], ColumnElement[bool]] = true,
 ) -> Any:
     def count(tx: Session, jobs: Sequence[str]) -> tuple[int, int]:
         query = select(func.count(), func.sum(table.size_bytes)).where(table.job.in_(jobs), which())
@@ -360,6 +366,7 @@ KINDS: tuple[DependentRows, ...] = (
         _some_statistics,
         _count_statistics,
     ),
+    DependentRows("requests", _has(ServedRequest), _some_requests, _counted(ServedRequest)),
     DependentRows("captures", _has(Capture), _some_captures, _counted(Capture)),
     DependentRows(
         "checkpoints",

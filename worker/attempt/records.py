@@ -1,4 +1,6 @@
-"""Sorts the records of a rank into the rows that the database stores. No I/O except file moves.
+"""Sorts the records of a rank into the rows that the database stores.
+
+The only I/O: files are moved, and the files of the request log are read.
 
 Files are moved into the artifacts before the transaction that names them, so a row never names a
 file that does not exist. `worker.cleanup` deletes files that no row names.
@@ -26,6 +28,7 @@ from models.storage.artifacts import Artifacts
 from models.tables import now
 from worker.attempt.captures import BadRecord, CapturedTensors, in_file, new_key
 from worker.attempt.nonfinite import Nonfinite
+from worker.attempt.request_files import read_requests
 
 MAX_RESULT_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -42,6 +45,8 @@ class Shipment:
     """``captures`` records whose tensors are still in the ring."""
     lots: list[CapturedTensors] = field(default_factory=list[CapturedTensors])
     """Tensors that have left the ring; their rows come first in the batch."""
+    read_files: list[Path] = field(default_factory=list[Path])
+    """Files of the attempt whose contents are in the batch, to be deleted once it is stored."""
     offsets: tuple[int, int] = (0, 0)
     end: dict[str, Any] | None = None
 
@@ -98,6 +103,7 @@ class Sorter:
             "serving": self._serving,
             "traffic": self._traffic,
             "drift": self._drift,
+            "requests": self._requests,
             "finding": self._finding,
             "probe": self._probe,
             "overhead": self._overhead,
@@ -272,6 +278,18 @@ class Sorter:
 
     def _drift(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
         to.batch.replica["drift"] = record["versions"]
+
+    def _requests(self, record: dict[str, Any], at: datetime, to: Shipment) -> None:
+        """Read requests that a replica recorded; count those of a damaged file as dropped."""
+        path = self._inside(record["file"])
+        count = int(record["count"])
+        try:
+            to.batch.requests += read_requests(path, count, int(record["crc32"]))
+        except (OSError, ValueError) as error:
+            what = f"request log: {error.strerror if isinstance(error, OSError) else error}"
+            payload = {"what": what[:500], "count": count}
+            to.batch.events.append(NewEvent("dropped", at, payload))
+        to.read_files.append(path)
 
     def _inside(self, relative: str) -> Path:
         parts = PurePosixPath(relative).parts

@@ -247,6 +247,8 @@ class AttemptStore:
         if self.offset - self._trimmed >= TRIM_BYTES and punch_hole(self._spool, self.offset):
             self._trimmed = self.offset
         self.drain.release(shipment.lots)
+        for path in shipment.read_files:
+            path.unlink(missing_ok=True)
         failpoint("ship.released")
         self.end = shipment.end or self.end
         self._shipped_at = time.monotonic()

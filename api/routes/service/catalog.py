@@ -58,6 +58,7 @@ async def get_service(app_state: AppStateDep, caller: Read) -> Response:
                 "keep_events_days": settings.keep_events_days,
                 "keep_metrics_days": settings.keep_metrics_days,
                 "keep_statistics_days": settings.keep_statistics_days,
+                "keep_requests_days": settings.keep_requests_days,
                 "keep_captures_days": settings.keep_captures_days,
                 "keep_checkpoints_days": settings.keep_checkpoints_days,
                 "keep_jobs_days": settings.keep_jobs_days,

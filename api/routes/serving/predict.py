@@ -5,6 +5,7 @@ A process of the job gets the request as it is, and its answer comes back.
 
 import asyncio
 from collections.abc import Awaitable
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read
 from api.routes.observations.events import JobId
+from api.http.problems import request_id_of
 from api.schemas import documents
 from api.schemas.serving import PREDICT_BODY, JobPrediction, Prediction
 from api.schemas.views import BASE
@@ -26,6 +28,8 @@ router = APIRouter(prefix=BASE, tags=["models"])
 job_routes = APIRouter(prefix=BASE, tags=["jobs"])
 CLIENT_GONE = 499
 """The status in the access log of a request whose client did not wait for the answer."""
+_OWN_ID = re.compile(r"req_[0-9a-f]{24}")
+"""A request id that this service creates; one that a client chose is not passed on."""
 
 Name = Annotated[
     str,
@@ -108,6 +112,8 @@ async def ask(  # noqa: PLR0913, PLR0917 (a request and who asks)
     timeout_s: float,
 ) -> Reply | None:
     """Send a request to a replica and return its reply; None: the client is gone."""
+    if _OWN_ID.fullmatch(request_id := request_id_of(request.scope)):
+        head["request_id"] = request_id
     return await unless_left(
         request, app_state.replicas.ask(caller.owner, reference, head, body, timeout_s)
     )

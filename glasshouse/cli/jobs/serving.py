@@ -65,6 +65,14 @@ def serve(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     canary: Shares = None,
     shadow: ShadowShares = None,
+    log: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Record this share of the requests; 1: all of them."),
+    ] = None,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="With --log, never record this field. Repeatable."),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job answers requests.")
     ] = False,
@@ -84,10 +92,13 @@ def serve(  # noqa: PLR0913 - each is an option of the command
         "max_queue": max_queue,
         "max_batch_size": max_batch,
         "max_delay_ms": max_delay,
+        "request_log": None if log is None else {"share": log, "redact": redact or []},
     }
     spec |= {key: value for key, value in given.items() if value is not None}
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is missing", param_hint="--timeout")
+    if redact and log is None:
+        raise typer.BadParameter("it needs --log, which is missing", param_hint="--redact")
     with Client() as client:
         job = client.jobs.create(spec)
         if not json:

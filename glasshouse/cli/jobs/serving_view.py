@@ -33,6 +33,8 @@ def show(job: dict[str, Any]) -> None:
     for version, found in serving["shadows"].items():
         same = f"{found['same_classes']} of {found['requests']} with the same classes"
         facts[f"shadow {version}"] = f"{same}, largest difference {figure(found['max_difference'])}"
+    if (log := serving.get("request_log")) is not None:
+        facts["request log"] = f"{log['recorded']} recorded, {log['skipped']} skipped"
     output.line("")
     output.facts(facts)
     for watched in serving.get("drift") or ():

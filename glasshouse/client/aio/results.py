@@ -1,7 +1,7 @@
 """The results of a job: state, outputs, samples, checkpoints and artifacts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
@@ -152,6 +152,36 @@ class AsyncResults(AsyncRecord):
     async def _kept_steps(self, what: str) -> list[int]:
         found = [_KEPT.fullmatch(item.data["name"]) for item in await self.artifacts()]
         return sorted(int(name[2]) for name in found if name is not None and name[1] == what)
+
+    async def requests(
+        self,
+        *,
+        model: str | None = None,
+        status: int | Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[AsyncRecord]:
+        """Iterate over the requests that a serve job has recorded, newest first.
+
+        Empty unless the spec has ``request_log``.
+
+        Args:
+            model: only requests to the model with this name.
+            status: only requests that were answered with this HTTP status, or one of several.
+            limit: the most requests. Default: all.
+        """
+        statuses = [status] if isinstance(status, int) else status
+        params = {"model": model, "limit": min(limit or 100, 100)}
+        params["status"] = None if statuses is None else ",".join(map(str, statuses))
+        left = limit
+        async for page in self._transport.pages(f"{self.path}/requests", params):
+            for entry in page[:left]:
+                yield AsyncRecord(self._transport, entry)
+            if left is not None and (left := left - len(page)) <= 0:
+                return
+
+    async def delete_requests(self) -> None:
+        """Delete the requests that a serve job has recorded. It continues to record."""
+        await self._transport.delete(f"{self.path}/requests")
 
     async def artifacts(self) -> list[AsyncRecord]:
         """List the artifacts of the job."""

@@ -89,6 +89,9 @@ class ServeOptions(JobOptions, total=False):
     drift: Any
     """How served rows are compared with training rows: ``{"window", "reference_rows", "min_psi",
     "layers", "max_overhead"}``. None: not at all."""
+    request_log: Any
+    """``{"share": 0.1, "redact": ["name"]}``: records requests; ``{}``: all, with all values.
+    `Job.requests` reads them. Default: nothing of a request is stored."""
 
 
 class TrainOptions(JobOptions, total=False):

@@ -13,6 +13,7 @@ from pydantic import (
 from pydantic import Field as Constraint
 
 from glasshouse.spec.jobs.job import Job, Retry
+from glasshouse.spec.jobs.request_log import RequestLog
 from glasshouse.spec.model_names import canonical, parse_model_reference
 from glasshouse.spec.probes import Glob
 from glasshouse.spec.strict import Spec, WrongAt, repeated
@@ -153,6 +154,9 @@ class ServeJob(Job):
     drift: Drift | None = Drift()
     """Compares served rows with the training rows of each version, and reports an event ``finding``
     when a field or a layer has drifted. null: no comparison. Example: ``{"window": 5000}``."""
+    request_log: RequestLog | None = None
+    """Records requests with their inputs and outputs. Default: nothing of a request is stored.
+    Example: ``{"share": 0.1, "redact": ["name"]}``."""
     retry: Retry = Retry(max_restarts=1000)
     """Automatic restarts of a replica whose process, worker or device fails."""
     stall_timeout_s: PositiveFloat | None = 60.0

@@ -73,7 +73,7 @@ const LIMITS: Record<string, string> = {
   planner_timeout_s: "Planner timeout", idempotency_kept_s: "Idempotency keys are kept for",
   keep_values_days: "Days to keep events with values", keep_events_days: "Days to keep events of an ended job",
   keep_metrics_days: "Days to keep metrics of an ended job", keep_statistics_days: "Days to keep statistics of an ended job",
-  keep_captures_days: "Days to keep captures of an ended job", keep_checkpoints_days: "Days to keep checkpoints of an ended job",
+  keep_requests_days: "Days to keep the request log of an ended job", keep_captures_days: "Days to keep captures of an ended job", keep_checkpoints_days: "Days to keep checkpoints of an ended job",
   keep_jobs_days: "Days to keep an ended job",
 };
 const limitText = (name: string, limit: number | null) =>
