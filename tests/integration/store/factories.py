@@ -91,6 +91,23 @@ def saved(step: int, **values: Any) -> dict[str, Any]:
     return made | values
 
 
+def served_request(job: str, **values: Any) -> dict[str, Any]:
+    """The row of a recorded request."""
+    made: dict[str, Any] = {
+        "id": new_id("rec"),
+        "job": job,
+        "replica": job,
+        "at": now(),
+        "model": "m",
+        "version": 1,
+        "status": 200,
+        "code": None,
+        "size_bytes": 2,
+        "details": "{}",
+    }
+    return made | values
+
+
 def next_attempt(database: Database, job: Job, claim: Claim, origin: StartPoint = SCRATCH) -> Claim:
     """Lose an attempt, and claim the next one where it starts."""
     with database.write() as tx:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, insert, select, text, update
 
 from glasshouse import jsonio
 from glasshouse.ids import new_id
@@ -30,13 +30,21 @@ from models.tables import (
     JobUse,
     Key,
     Metric,
+    ServedRequest,
     StatsBlock,
     Table,
     Worker,
     core,
     now,
 )
-from tests.integration.store.factories import losses, make_job, make_worker, running, ship
+from tests.integration.store.factories import (
+    losses,
+    make_job,
+    make_worker,
+    running,
+    served_request,
+    ship,
+)
 
 STEPS = 20
 
@@ -96,6 +104,8 @@ class Store:
             }
         ]
         assert ship(self.database, claim, batch, (0, 10))
+        with self.database.write() as tx:
+            tx.execute(insert(core(ServedRequest)), [served_request(job.id) for _ in range(3)])
         if ended:
             with self.database.write() as tx:
                 assert attempts.finish(tx, claim, "succeeded", exit_kind="succeeded")
@@ -109,7 +119,7 @@ class Store:
             return tx.scalars(query).one()
 
     def counts(self, job: str) -> dict[str, int]:
-        tables = (Event, Metric, StatsBlock, Capture, Checkpoint)
+        tables = (Event, Metric, StatsBlock, ServedRequest, Capture, Checkpoint)
         return {table.__tablename__: self.count(table, job) for table in tables}
 
     def purge(self, **settings: Any) -> Purge:
@@ -151,7 +161,9 @@ def test_nothing_of_a_deleted_job_stays_in_any_table_or_folder(store: Store):
     assert len(set(taken)) <= 1, taken
 
 
-KINDS = ("values", "events", "metrics", "statistics", "captures", "checkpoints", "jobs")
+KINDS = (
+    *("values", "events", "metrics", "statistics", "requests", "captures", "checkpoints", "jobs"),
+)
 FOR_EVER = {f"keep_{kind}_days": None for kind in KINDS}
 
 
@@ -180,6 +192,7 @@ def test_nothing_is_deleted_where_every_setting_is_null(store: Store):
         ("events", Event),
         ("metrics", Metric),
         ("statistics", StatsBlock),
+        ("requests", ServedRequest),
         ("captures", Capture),
         ("checkpoints", Checkpoint),
     ],
