@@ -107,7 +107,7 @@ class RequestRecorder:
         self._lines: list[bytes] = []
         self._lines_bytes = 0
         self._files: deque[tuple[Path, int]] = deque()
-        self._num_files = 0
+        self._num_files = self._last_ms = 0
         self._redactions: dict[ServedVersion, Redaction] = {}
         self._credit_s = _BURST_S
         self._credited_at = self._wrote_at = self._converted_at = clock()
@@ -248,6 +248,11 @@ class RequestRecorder:
         found = {"file": path.name, "count": len(lines), "crc32": checksum}
         self._emit({"type": "requests", "at": now(), **found})
 
+    def _new_id(self) -> str:
+        """Return an id that sorts after all earlier ones, also within a millisecond."""
+        self._last_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
+        return new_id("rec", at_ms=self._last_ms)
+
     def _record(self, finished: _Finished) -> dict[str, Any]:
         """Return a request as it is stored: what is searched for, and the rest as JSON."""
         sent, asked, version = finished.sent, finished.asked, finished.version
@@ -283,7 +288,7 @@ class RequestRecorder:
             "too_large": too_large,
         }
         return {
-            "id": new_id("rec"),
+            "id": self._new_id(),
             "at": sent.arrived_at,
             "model": version.name.model,
             "version": version.name.version,

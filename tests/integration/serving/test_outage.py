@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from glasshouse.client import Client
 from tests.integration.serving.conftest import running_service
 from tests.running import Postgres
 from tests.waiting import until
@@ -16,7 +17,7 @@ OUTAGE_S = 12.0
 def test_requests_are_answered_while_the_database_is_unavailable(own_postgres: Postgres):
     with running_service(own_postgres.url) as service:
         service.publish("m", service.checkpoint())
-        job = service.serve("m")
+        job = service.serve("m", request_log={"max_requests": 10})
         assert service.predict("m").version == 1
         own_postgres.kill()
         began = time.monotonic()
@@ -26,7 +27,10 @@ def test_requests_are_answered_while_the_database_is_unavailable(own_postgres: P
         assert service.predict("unknown").status == 503
         own_postgres.start()
         until(lambda: service.predict("unknown").status == 404)
-        assert service.predict("m").version == 1
+        assert service.predict("m", 7).version == 1
         assert service.harness.job(job).attempt == 1
+        with Client(service.api.url, api_key=service.key) as client:
+            log = client.jobs.get(job).requests
+            until(lambda: [one.data["num_rows"] for one in log()] == [7] + [1] * 9)
         assert "never retrieved" not in service.api.log
         service.end(job)

@@ -326,7 +326,9 @@ def test_requests_beyond_the_queue_of_the_recorder_are_counted(houses: Served, t
     log = Log(tmp_path)
     for _ in range(MAX_WAITING + 7):
         log.answer(houses, {"rows": [ROW]})
-    assert len(log.read()) == MAX_WAITING
+    ids = [one["id"] for one in log.read()]
+    assert len(ids) == MAX_WAITING
+    assert ids == sorted(ids)
     assert log.recorder.counts == {"recorded": MAX_WAITING, "skipped": 7}
 
 
