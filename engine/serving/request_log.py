@@ -6,6 +6,7 @@ is skipped and counted. Records go to files of the attempt's directory, which th
 once they are in the database; while too many are left, further requests are skipped.
 """
 
+import os
 import random
 import sys
 import threading
@@ -30,6 +31,7 @@ from glasshouse.errors import SpecFailed
 from glasshouse.ids import new_id
 from glasshouse.spec import RequestLog
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 MAX_SHARE = 0.02
 """The most of the time that is spent on recording."""
 _BURST_S = 0.1
@@ -236,7 +238,8 @@ class RequestRecorder:
         path = self._directory / f"requests-{self._num_files}.jsonl"
         content = b"\n".join(lines)
         try:
-            path.write_bytes(content)
+            with open(os.open(path, _NEW_FILE, 0o600), "wb") as file:
+                file.write(content)
         except OSError:  # a full disk is no reason to stop answering
             path.unlink(missing_ok=True)
             self.num_skipped += len(lines)

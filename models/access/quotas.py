@@ -18,7 +18,17 @@ from glasshouse.errors import FieldProblem, InvalidSpec, QuotaExceeded
 from models.database import insert_into
 from models.settings import Settings
 from models.state import LIVE
-from models.tables import Capture, Checkpoint, Dataset, Device, Job, JobArtifact, Quota, now
+from models.tables import (
+    Capture,
+    Checkpoint,
+    Dataset,
+    Device,
+    Job,
+    JobArtifact,
+    Quota,
+    ServedRequest,
+    now,
+)
 
 _RETRY_AFTER_S = {"queued_jobs": 10, "storage_bytes": 60, "uploads": 5, "streams": 10}
 
@@ -223,12 +233,12 @@ def room_for(
 
 
 def stored_bytes(tx: Session, owner: str) -> int:
-    """Return the bytes of an owner's datasets, checkpoints, captures and artifacts."""
+    """Return the bytes of an owner's data: datasets, checkpoints and what jobs stored."""
     of_jobs = [
         select(func.sum(table.size_bytes))
         .join(Job, Job.id == table.job)
         .where(Job.owner == owner, Job.deleted_at.is_(None))
-        for table in (Capture, JobArtifact)
+        for table in (Capture, JobArtifact, ServedRequest)
     ]
     own = [
         select(func.sum(table.size_bytes)).where(table.owner == owner)

@@ -110,6 +110,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "getLearned": lambda client, one: client.checkpoints.get("ckpt_1").learned(),
     "listArtifacts": lambda client, one: one.artifacts(),
     "getArtifact": lambda client, one: one.artifact("outputs.safetensors"),
+    "listRequests": lambda client, one: list(one.requests()),
+    "deleteRequests": lambda client, one: one.delete_requests(),
     "getLogs": lambda client, one: one.logs(),
     "getPlot": lambda client, one: one.plot(),
     "listDevices": lambda client, one: client.devices.list(),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 from fastapi import FastAPI
+from sqlalchemy import insert
 
 from api.app import create_app
 from glasshouse.ids import new_id
@@ -25,8 +26,9 @@ from models.jobs.shipments import Batch
 from models.observations.events import NewEvent
 from models.settings import Settings
 from models.storage.artifacts import LocalArtifacts
-from models.tables import now
+from models.tables import ServedRequest, core, now
 from tests.integration.inspection.services import Writer
+from tests.integration.store.factories import served_request
 from tests.running import Api, digits, small_job
 
 LEASE_MS = 3_600_000
@@ -251,6 +253,8 @@ def _leave_traces(writer: Writer, root: Path) -> dict[str, str]:
             ],
         )
     )
+    with writer.database.write() as tx:
+        tx.execute(insert(core(ServedRequest)), [served_request(job)])
     return {"checkpoints": checkpoint, "captures": capture}
 
 

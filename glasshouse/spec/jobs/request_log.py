@@ -26,7 +26,7 @@ class RequestLog(Spec):
     """The share of requests to record, drawn at random for each. Example: ``0.1``."""
     max_requests: int = Constraint(default=1000, ge=1, le=10_000)
     """The most requests that are kept; the oldest are deleted."""
-    max_bytes: int = Constraint(default=16 * 2**20, ge=4096, le=2**30)
+    max_bytes: int = Constraint(default=16 * 2**20, ge=4096, le=2**28)
     """The most bytes that all kept requests may have; the oldest are deleted."""
     max_request_bytes: int = Constraint(default=65_536, ge=256, le=2**20)
     """The most bytes of the inputs of one request, as they were sent and as JSON, and of its

@@ -160,6 +160,7 @@ def test_serve_builds_a_spec(run: Run):
     given = ["serve", "m@production", "n", "--name", "s", "--device", "cuda:1", "--min", "0"]
     given += ["--idle", "60", "--max-queue", "9", "--max-batch", "8", "--max-delay", "2.5"]
     given += ["--canary", "m@candidate=0.05", "--shadow", "n:4=1"]
+    given += ["--log", "0.5", "--redact", "name", "--redact", "a*"]
     code, out, _ = run(*given, routes=[script.route("/api/v1/jobs", "POST")])
     assert (code, out) == (0, "job_1\n")
     assert json.loads(script.bodies[0]) == {
@@ -175,7 +176,55 @@ def test_serve_builds_a_spec(run: Run):
         "max_queue": 9,
         "max_batch_size": 8,
         "max_delay_ms": 2.5,
+        "request_log": {"share": 0.5, "redact": ["name", "a*"]},
     }
+    code, _, err = run("serve", "m", "--redact", "name", routes=[])
+    assert code == 2
+    assert "--redact" in err
+
+
+RECORDED: dict[str, Any] = {
+    "id": "rec_2",
+    "at": "2026-01-02T03:04:05.678Z",
+    "model": "m",
+    "version": 3,
+    "status": 200,
+    "code": None,
+    "num_rows": 2,
+    "queue_ms": 0.25,
+    "compute_ms": 1.5,
+    "inputs": {"age": [1, 2], "text": ["a" * 100, "b"]},
+    "outputs": {"fc/id": [0, 1]},
+    "redacted": ["name"],
+    "too_large": [],
+}
+
+
+def test_recorded_requests_are_a_table_or_a_document_and_can_be_deleted(run: Run):
+    bare = dict.fromkeys(("num_rows", "queue_ms", "compute_ms", "inputs", "outputs"))
+    refused = RECORDED | bare | {"id": "rec_1", "status": 429, "code": "queue_full"}
+    large = RECORDED | {"inputs": None, "too_large": ["inputs"]}
+    script = Scripted(*(listing(RECORDED, large, refused) for _ in range(3)))
+    found = Scripted(*(answer(job(kind="serve")) for _ in range(9)))
+    path = "/api/v1/jobs/{job}/requests"
+    routes = [script.route(path), found.route("/api/v1/jobs/{job}")]
+    code, out, err = run("requests", "job_1", "--model", "m", "--status", "200", routes=routes)
+    assert (code, err) == (0, "")
+    first, second, third, fourth = [line.split() for line in out.splitlines()]
+    assert first[:4] == ["at", "model", "status", "rows"]
+    assert second[1:6] == ["m:3", "200", "2", "0.25", "1.5"]
+    assert '{"age":[1,2],"text":["aaa' in second[6]
+    assert third[6:8] == ["(too", "large)"]
+    assert fourth[1:] == ["m:3", "429", "queue_full", *"-----"]
+    assert dict(script.requests[0].query_params) == {"model": "m", "status": "200", "limit": "20"}
+    code, out, _ = run("requests", "job_1", "--limit", "1", "--json", routes=routes)
+    assert [one["id"] for one in json.loads(out)["requests"]] == ["rec_2"]
+    deleted = Scripted(Response(status_code=204))
+    routes = [deleted.route(path, "DELETE"), found.route("/api/v1/jobs/{job}")]
+    code, out, err = run("requests", "job_1", "--delete", routes=routes)
+    assert (code, out) == (0, "")
+    assert err == "the recorded requests of job_1 are deleted\n"
+    assert run("requests", "job_1", "--delete", "--status", "200", routes=[])[0] == 2
 
 
 def test_serve_waits_until_requests_are_answered(run: Run):

@@ -582,6 +582,24 @@ CASES: dict[str, Broken] = {
         ("'fc'", "twice", "remove one"),
         SERVE,
     ),
+    "a request larger than the log": Broken(
+        {"request_log": {"max_bytes": 8192, "max_request_bytes": 2049}},
+        "/request_log/max_request_bytes",
+        ("max_request_bytes (2049)", "max_bytes (8192)", "at most 2048", "raise max_bytes"),
+        SERVE,
+    ),
+    "redacted twice": Broken(
+        {"request_log": {"redact": ["name", "age", "name"]}},
+        "/request_log/redact/2",
+        ("'name'", "twice", "remove one"),
+        SERVE,
+    ),
+    "redacted of nothing": Broken(
+        {"request_log": {"redact": ["name"], "inputs": False, "outputs": False}},
+        "/request_log/redact",
+        ("neither inputs nor outputs", "remove redact"),
+        SERVE,
+    ),
     # an inference
     "neither checkpoint nor job": Broken(
         {"checkpoint": None}, "/checkpoint", ("exactly one of checkpoint, job", "none"), INFER

@@ -1,6 +1,7 @@
 import errno
 import math
 import time
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from safetensors.numpy import load
 
 from engine.probes.tensors.ring import HEADER_BYTES, Ring
+from glasshouse import jsonio
 from glasshouse.events import parse_event
+from glasshouse.ids import new_id
 from models.jobs.leases import Claim
 from models.observations.probes import ProbeChange
 from models.storage.artifacts import LocalArtifacts
@@ -62,6 +65,32 @@ def test_webhooks_hear_of_drift_and_of_the_first_nan_of_an_attempt(tmp_path: Pat
     }
     _, shipment = sort(tmp_path, {"type": "drift", "versions": [{"model": "m"}]})
     assert shipment.batch.replica == {"drift": [{"model": "m"}]}
+
+
+def test_requests_of_a_file_are_stored_and_those_of_a_damaged_one_counted(tmp_path: Path):
+    request = {"id": new_id("rec"), "at": AT, "model": "m", "version": 3, "status": 429}
+    line = jsonio.dumps(request | {"code": "queue_full", "details": "{}"}).encode()
+    record: dict[str, Any] = {"type": "requests", "count": 2, "crc32": zlib.crc32(line * 2)}
+    (tmp_path / "damaged").write_bytes(line)
+    (tmp_path / "whole").write_bytes(line)
+    whole = {**record, "file": "whole", "count": 1, "crc32": zlib.crc32(line)}
+    files = [whole, {**record, "file": "damaged"}, {**record, "file": "gone"}]
+    _, shipment = sort(tmp_path, *files)
+    (stored,) = shipment.batch.requests
+    assert stored.pop("at").isoformat() == "2026-01-02T03:04:05.678000+00:00"
+    assert stored == {key: request[key] for key in ("id", "model", "version", "status")} | {
+        "code": "queue_full",
+        "details": "{}",
+    }
+    lost = [event.payload for event in shipment.batch.events]
+    assert [one["count"] for one in lost] == [2, 2]
+    assert [one["what"] for one in lost] == [
+        "request log: the file is damaged",
+        "request log: No such file or directory",
+    ]
+    assert [path.name for path in shipment.read_files] == ["whole", "damaged", "gone"]
+    with pytest.raises(BadRecord):
+        sort(tmp_path, {**record, "file": "../whole"})
 
 
 TENSORS = [
