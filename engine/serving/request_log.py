@@ -101,7 +101,7 @@ class RequestRecorder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``directory``: the attempt's. ``emit``: reports each file of records."""
-        self._spec, self._directory, self._emit, self._clock = spec, directory, emit, clock
+        self._spec, self._directory, self._emit, self.clock = spec, directory, emit, clock
         self._random = random.Random()  # noqa: S311 (a share of the requests)
         self._lock = threading.Lock()
         self._finished: deque[_Finished] = deque()
@@ -172,7 +172,7 @@ class RequestRecorder:
         """
         if not self._finished and not self._lines:
             return
-        at = self._clock()
+        at = self.clock()
         if self._finished and (is_idle or at - self._converted_at >= _EVERY_S):
             self._credit_s = min(_BURST_S, self._credit_s + MAX_SHARE * (at - self._credited_at))
             self._credited_at = self._converted_at = at
@@ -181,11 +181,11 @@ class RequestRecorder:
         is_due = at - self._wrote_at >= _WRITE_S or self._lines_bytes >= _WRITE_BYTES
         if self._lines and is_due:
             self._write()
-        self._credit_s -= self._clock() - at
+        self._credit_s -= self.clock() - at
 
     def finish(self) -> None:
         """Convert and write what waits, at the end of the replica."""
-        self._convert(self._clock() + END_S)
+        self._convert(self.clock() + END_S)
         with self._lock:
             self.num_skipped += len(self._finished)
             self._finished.clear()
@@ -223,13 +223,13 @@ class RequestRecorder:
             else:
                 self._lines.append(line)
                 self._lines_bytes += len(line)
-            if self._clock() >= until:
+            if self.clock() >= until:
                 break
 
     def _write(self) -> None:
         """Write records to a file and report it; skip them if too many are not stored yet."""
         lines, size = self._lines, self._lines_bytes + len(self._lines)
-        self._lines, self._lines_bytes, self._wrote_at = [], 0, self._clock()
+        self._lines, self._lines_bytes, self._wrote_at = [], 0, self.clock()
         while self._files and not self._files[0][0].exists():
             self._files.popleft()
         if sum(one for _, one in self._files) + size > MAX_WAITING_BYTES and self._files:
