@@ -32,7 +32,7 @@ from glasshouse.ids import new_id
 from glasshouse.spec import RequestLog
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-MAX_SHARE = 0.02
+MAX_SHARE = 0.01
 """The most of the time that is spent on recording."""
 _BURST_S = 0.1
 """After a pause so much may be spent at once, in parts of ``_SLICE_S``."""

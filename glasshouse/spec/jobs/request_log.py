@@ -19,7 +19,7 @@ class RequestLog(Spec):
     """Records requests to served models, with their inputs and outputs.
 
     The service keeps the newest ones: ``GET /jobs/{id}/requests``. A busy replica records as many
-    as fit into 2 percent of its time, and counts the others as skipped.
+    as fit into 1 percent of its time, and counts the others as skipped.
     """
 
     share: float = Constraint(default=1.0, gt=0, le=1)

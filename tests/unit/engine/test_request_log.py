@@ -367,7 +367,7 @@ def test_a_full_disk_does_not_fail_requests(houses: Served, tmp_path: Path):
     assert log.recorder.counts == {"recorded": 0, "skipped": 1}
 
 
-def test_a_busy_replica_spends_two_percent_of_its_time(
+def test_a_busy_replica_spends_one_percent_of_its_time(
     houses: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     log = Log(tmp_path)
@@ -387,10 +387,10 @@ def test_a_busy_replica_spends_two_percent_of_its_time(
         assert clock.at - before < 0.0015  # what a request may wait for it
         spent += clock.at - before
         clock.at += 0.01
-    assert 0.015 * (clock.at - began) < spent < 0.1 + 0.02 * (clock.at - began)
+    assert 0.008 * (clock.at - began) < spent < 0.1 + 0.01 * (clock.at - began)
     log.recorder.finish()
     assert sum(log.recorder.counts.values()) == 6000
-    assert log.recorder.num_recorded > 1000
+    assert log.recorder.num_recorded > 500
 
 
 # --- refusals, damage ------------------------------------------------------------------------
