@@ -22,7 +22,7 @@ import torch
 from bench.data.inference import trained
 from engine.process.rank import calm_collector
 from engine.serving.queue import Pending, RequestQueue
-from engine.serving.serve import Replica
+from engine.serving.serve import _Replica  # pyright: ignore[reportPrivateUsage]
 from engine.training.report import Outputs
 from glasshouse.frames import Frame, Kind
 from glasshouse.spec import ServeJob
@@ -65,7 +65,7 @@ class Side:
         queue = RequestQueue(job.max_queue, job.max_batch_size, 0.0)
         out = Outputs(directory, self._emit)
         listen = {"path": str(directory / "socket")}
-        self.replica = Replica(job, queue, listen, torch.device("cpu"), out)
+        self.replica = _Replica(job, queue, listen, torch.device("cpu"), out)
         version = {"reference": "m", "model": "m", "version": 1, "checkpoint": "ckpt_1"}
         self.replica.load([version | {"dir": str(saved), "trained_by": described}])
         self.replica.open()

@@ -63,7 +63,7 @@ def run(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     requests = RequestQueue(job.max_queue, job.max_batch_size, job.max_delay_ms / 1000)
-    replica = Replica(job, requests, listen, device, out)
+    replica = _Replica(job, requests, listen, device, out)
     replica.load(models)
     replica.open()
     if replica.drift is not None:
@@ -87,7 +87,7 @@ def _trained(described: Mapping[str, Any]) -> Trained:
     return found
 
 
-class Replica:
+class _Replica:
     """Answers the requests of a queue."""
 
     def __init__(
