@@ -20,6 +20,14 @@ def show(job: dict[str, Any]) -> None:
     rows = [[one["reference"], one["model"], one["version"]] for one in serving["models"]]
     if rows:
         output.table(["reference", "model", "version"], rows, numbers={"version"})
+    output.line("")
+    output.facts(_facts(serving))
+    for watched in serving.get("drift") or ():
+        _show_drift(watched)
+
+
+def _facts(serving: dict[str, Any]) -> dict[str, Any]:
+    """The counts and times of a serve job's requests, with their titles."""
     facts: dict[str, Any] = {
         "requests": f"{serving['requests']}, now {figure(serving['requests_per_s'])}/s",
         "waiting": serving["waiting"],
@@ -35,10 +43,7 @@ def show(job: dict[str, Any]) -> None:
         facts[f"shadow {version}"] = f"{same}, largest difference {figure(found['max_difference'])}"
     if (log := serving.get("request_log")) is not None:
         facts["request log"] = f"{log['recorded']} recorded, {log['skipped']} skipped"
-    output.line("")
-    output.facts(facts)
-    for watched in serving.get("drift") or ():
-        _show_drift(watched)
+    return facts
 
 
 def _show_drift(watched: dict[str, Any]) -> None:
