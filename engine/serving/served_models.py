@@ -122,7 +122,7 @@ class ServedNetwork:
 
     def redaction(self, globs: Sequence[str]) -> Redaction:
         """Return what is not recorded of its requests; ``globs``: of ``request_log.redact``."""
-        return Redaction(globs, self.inputs, self._network)
+        return Redaction(globs, self.inputs, self.network)
 
     def warm_up(self) -> None:
         """Compute one row of zeros, so that the first request does not wait for torch."""
