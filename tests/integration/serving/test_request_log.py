@@ -159,7 +159,8 @@ def test_the_newest_are_kept_within_the_bound_and_survive_the_replica(
     job = service.serve(model, request_log={"max_requests": 5})
     for number in range(1, 13):
         assert service.predict(model, number).status == 200
-    service.end(job)  # what was still in memory is written
+    service.harness.cancel(job)
+    service.harness.wait(job)  # what was still in memory is written
     assert [one["num_rows"] for one in listed(client, job)] == [12, 11, 10, 9, 8]
 
 
