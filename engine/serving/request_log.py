@@ -26,7 +26,7 @@ from engine.inference.blocks import Column
 from engine.serving.asked import Asked
 from engine.serving.recorded_values import Kept, as_json, kept_outputs, output_values, sent_values
 from engine.serving.redaction import Redaction, problems_of
-from engine.serving.served_models import ServedVersion
+from engine.serving.served_models import ServedNetwork
 from glasshouse.errors import SpecFailed
 from glasshouse.ids import new_id
 from glasshouse.spec import RequestLog
@@ -72,7 +72,7 @@ class _Finished:
     """A request with its outcome, not yet converted."""
 
     sent: SentRequest
-    version: ServedVersion
+    version: ServedNetwork
     status: int
     code: str | None = None
     asked: Asked | None = None
@@ -110,7 +110,7 @@ class RequestRecorder:
         self._lines_bytes = 0
         self._files: deque[tuple[Path, int]] = deque()
         self._num_files = self._last_ms = 0
-        self._redactions: dict[ServedVersion, Redaction] = {}
+        self._redactions: dict[ServedNetwork, Redaction] = {}
         self._credit_s = _BURST_S
         self._credited_at = self._wrote_at = self._converted_at = clock()
         self.num_recorded = self.num_skipped = 0
@@ -120,7 +120,7 @@ class RequestRecorder:
         """How many requests were recorded, and how many were not because there was no time."""
         return {"recorded": self.num_recorded, "skipped": self.num_skipped}
 
-    def check(self, versions: Iterable[ServedVersion]) -> None:
+    def check(self, versions: Iterable[ServedNetwork]) -> None:
         """Check that each entry of ``redact`` matches a field or column of a version.
 
         Raises:
@@ -130,7 +130,7 @@ class RequestRecorder:
         if problems:
             raise SpecFailed(f"{problems[0][0]}: {problems[0][1]}"[:1000])
 
-    def use(self, versions: Iterable[ServedVersion]) -> None:
+    def use(self, versions: Iterable[ServedNetwork]) -> None:
         """Note the versions that answer from now on."""
         self._redactions = {one: self._redaction(one) for one in versions}
 
@@ -148,7 +148,7 @@ class RequestRecorder:
     def refused(
         self,
         sent: SentRequest,
-        version: ServedVersion,
+        version: ServedNetwork,
         status: int,
         code: str,
         asked: Asked | None = None,
@@ -157,7 +157,7 @@ class RequestRecorder:
         sent.body = None
         self._add(_Finished(sent, version, status, code, asked))
 
-    def answered(self, version: ServedVersion, answers: Iterable[Answered]) -> None:
+    def answered(self, version: ServedNetwork, answers: Iterable[Answered]) -> None:
         """Note the answers of a batch that a version computed."""
         for sent, asked, columns, timing in answers:
             outputs = None
@@ -196,7 +196,7 @@ class RequestRecorder:
     def _is_full(self) -> bool:
         return len(self._finished) >= MAX_WAITING or self._finished_bytes >= MAX_WAITING_BYTES
 
-    def _redaction(self, version: ServedVersion) -> Redaction:
+    def _redaction(self, version: ServedNetwork) -> Redaction:
         found = self._redactions.get(version)
         return version.redaction(self._spec.redact) if found is None else found
 
@@ -293,8 +293,8 @@ class RequestRecorder:
         return {
             "id": self._new_id(),
             "at": sent.arrived_at,
-            "model": version.name.model,
-            "version": version.name.version,
+            "model": str(version.origin["model"]),
+            "version": int(version.origin["version"]),
             "status": finished.status,
             "code": finished.code,
             "details": orjson.dumps(details).decode(),

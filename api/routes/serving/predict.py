@@ -4,8 +4,8 @@ A process of the job gets the request as it is, and its answer comes back.
 """
 
 import asyncio
-from collections.abc import Awaitable
 import re
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from api.app_state import AppState, AppStateDep
 from api.http.access import Caller, Read
-from api.routes.observations.events import JobId
 from api.http.problems import request_id_of
+from api.routes.observations.events import JobId
 from api.schemas import documents
 from api.schemas.serving import PREDICT_BODY, JobPrediction, Prediction
 from api.schemas.views import BASE
