@@ -1,6 +1,7 @@
 """Run a serve job: load models, answer requests until the job is asked to end."""
 
 import contextlib
+import gc
 import json
 import queue as queues
 import secrets
@@ -65,6 +66,8 @@ def run(
     requests = RequestQueue(job.max_queue, job.max_batch_size, job.max_delay_ms / 1000)
     replica = _Replica(job, requests, listen, device, out)
     replica.load(models)
+    gc.collect()
+    gc.freeze()  # searching the models for garbage again and again would delay requests
     replica.open()
     if replica.drift is not None:
         replica.drift.start()
