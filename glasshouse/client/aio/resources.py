@@ -13,7 +13,7 @@ from glasshouse.client.aio.running import in_thread
 from glasshouse.client.aio.transport import AsyncTransport
 from glasshouse.client.connection.requests import API, Request, id_in_path
 from glasshouse.client.data.arrays import read_splits, write_splits
-from glasshouse.client.data.files import format_of, pieces, sha256_of
+from glasshouse.client.data.files import format_of, pieces, sha256_of, size_text
 from glasshouse.client.data.weights import weights_file
 from glasshouse.client.monitoring.events import AnyEvent
 from glasshouse.client.training.specs import Network, Spec, as_document, network_of
@@ -127,7 +127,7 @@ class AsyncDatasets(AsyncResource):
         *,
         name: str | None = None,
         format: str | None = None,  # noqa: A002 - the API's word
-        resize: tuple[int, int] | None = None,
+        resize: tuple[int, int] | str | None = None,
         header: bool | None = None,
         wait: bool = True,
         reuse: bool = False,
@@ -141,7 +141,8 @@ class AsyncDatasets(AsyncResource):
             format: the file format; ``client.catalog.get("datasets")`` lists them. Default:
                 inferred from the file name, or the one with ``resize`` if that is set. Required for
                 bytes.
-            resize: for an archive of images, the (height, width) to which all are resized.
+            resize: for an archive of images, the (height, width) to which all are resized; or
+                ``"24x32"``.
             header: for csv and tsv, whether the first row has the column names. Default: detected
                 by the service, which reports a guess in ``notes`` of the dataset.
             wait: wait until the dataset is ready.
@@ -237,11 +238,10 @@ class AsyncDatasets(AsyncResource):
         name: str | None,
         format: str,  # noqa: A002
         *,
-        resize: tuple[int, int] | None = None,
+        resize: tuple[int, int] | str | None = None,
         header: bool | None = None,
     ) -> dict[str, Any]:
-        size = None if resize is None else f"{resize[0]}x{resize[1]}"
-        params = {"name": name, "format": format, "resize": size, "header": header}
+        params = {"name": name, "format": format, "resize": size_text(resize), "header": header}
         media_type = "application/octet-stream"
         request = Request.creating(f"{API}/datasets", partial(pieces, content), media_type, params)
         return self._transport.decode(await self._transport.send(request))

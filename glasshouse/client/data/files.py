@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from typing import IO, Any
 
+from glasshouse.spec.data import size_of
+
 CHUNK_BYTES = 1 << 18
 
 
@@ -15,6 +17,20 @@ def pieces(content: bytes | IO[bytes]) -> Generator[bytes]:
     content.seek(0)
     while chunk := content.read(CHUNK_BYTES):
         yield chunk
+
+
+def size_text(resize: tuple[int, int] | str | None) -> str | None:
+    """Return a height and a width, as a pair or as ``24x32``, as the API takes them.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if resize is None:
+        return None
+    pair: Any = resize
+    text = "x".join(map(str, pair)) if isinstance(pair, tuple | list) else str(pair)  # pyright: ignore[reportUnknownArgumentType]
+    height, width = size_of(text)
+    return f"{height}x{width}"
 
 
 def format_of(name: str, entries: Sequence[Mapping[str, Any]], *, resizing: bool = False) -> str:

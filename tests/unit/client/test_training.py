@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import glasshouse as gh
 from glasshouse import jsonio
+from glasshouse.client.data.files import size_text
 from glasshouse.client.training.specs import window_fields
 from glasshouse.spec import Graph, Preset, Source, TrainJob, parse_job
 from tests.stub_api import answer, job, listing, problem
@@ -488,6 +489,19 @@ def test_a_format_follows_from_the_name(connect: Connect, name: str, expected: s
     with pytest.raises(gh.UnprocessableEntityError):
         client.datasets.upload(tmp_path / name)
     assert asked == [expected]
+
+
+@pytest.mark.parametrize(
+    ("resize", "expected"), [((24, 32), "24x32"), ("24x32", "24x32"), (None, None)]
+)
+def test_a_size_is_a_pair_or_a_text(resize: Any, expected: str | None):
+    assert size_text(resize) == expected
+
+
+@pytest.mark.parametrize("resize", ["24", "24*32", (24,), (24, 32, 3), (0, 1), (2.5, 3), 24])
+def test_another_size_is_refused(resize: Any):
+    with pytest.raises(ValueError, match="give height x width"):
+        size_text(resize)
 
 
 def test_a_name_that_does_not_show_the_format_is_refused(connect: Connect, tmp_path: Any):
