@@ -22,7 +22,7 @@ BEAT_S = 10.0
 
 
 class Traffic:
-    """Counts of one replica since its start, and times since the last report."""
+    """Counts of one replica from its start on, and times of requests after the last report."""
 
     def __init__(self, out: Outputs, stall_s: float | None = None) -> None:
         """``stall_s``: a replica that reports nothing for so long counts as stalled."""

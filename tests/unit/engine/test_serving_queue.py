@@ -1,4 +1,4 @@
-"""The queue of requests: what is computed together, in which order, and what is left out."""
+"""The queue of requests: what is computed together, in which order, and what is dropped."""
 
 import threading
 import time
