@@ -148,7 +148,9 @@ def measure(
         "rounds": given.rounds,
         "cost": round(statistics.median(ratios) - 1, 4),
         "quartiles": [round(ordered[len(ordered) * part // 4] - 1, 4) for part in (1, 3)],
-        "budget": round(watch.budget.spent_s / watch.budget.computed_s, 4),
+        "budget": round(
+            (watch.budget.delay_s + watch.budget.counting_s) / watch.budget.computed_s, 4
+        ),
         "windows": len({report["at"] for report in reports if report["at"]}),
     }
 

@@ -39,8 +39,9 @@ _BLOCK_ROWS = 256
 """Rows are counted together, because counting single rows takes longer than computing them."""
 _BLOCK_BYTES = 16 << 20
 _KEEP_BYTES = 1 << 16
-"""Larger outputs are reduced to a value for each row at once, and not kept until they are counted.
-"""
+"""Larger outputs are reduced to a value for each row after the answers, before they are counted."""
+_HOLD_BYTES = 16 << 20
+"""What is beyond that in one batch is reduced while the batch is computed."""
 _MAX_CREDIT_S = 0.05
 """How much of the budget can be saved for later."""
 _START_S = 0.25
@@ -74,6 +75,9 @@ class Sample:
         layer."""
         self.cost_s = 0.0
         self._version = version
+        self._held: list[tuple[str, Tensor, Tensor | None]] = []
+        """Outputs to be reduced, with the lengths of their rows."""
+        self._held_bytes = 0
         self._kept: list[tuple[str, Tensor]] = []
         self._done: list[Values] = []
 
@@ -86,9 +90,22 @@ class Sample:
                 self._kept.append((name, x))
                 continue
             lengths_B = None if steps is None else lengths[steps]
-            is_scores = name in self._version.scores
-            self._done.append(layer_values(name, x, lengths_B, is_scores=is_scores))
+            if self._held_bytes + x.nbytes > _HOLD_BYTES:
+                self._reduce(name, x, lengths_B)
+            else:
+                self._held.append((name, x, lengths_B))
+                self._held_bytes += x.nbytes
         self.cost_s += time.perf_counter() - began
+
+    def settle(self) -> None:
+        """Reduce what is held to a value for each row."""
+        for held in self._held:
+            self._reduce(*held)
+        self._held.clear()
+
+    def _reduce(self, name: str, x: Tensor, lengths_B: Tensor | None) -> None:
+        is_scores = name in self._version.scores
+        self._done.append(layer_values(name, x, lengths_B, is_scores=is_scores))
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +171,7 @@ class VersionWatch:
 
     def add(self, asked: Sequence[Asked], sample: Sample) -> bool:
         """Add a batch; return whether a block of rows is there to be counted."""
+        sample.settle()
         self._waiting.append(([*asked], sample))
         self._waiting_rows += sum(one.num_rows for one in asked)
         self._waiting_bytes += sample.nbytes
@@ -263,29 +281,41 @@ class VersionWatch:
         }
 
 
-@dataclass
-class _Budget:
-    """The time that watching may take."""
+class Budget:
+    """The time that watching may take.
 
-    max_overhead: float
-    credit_s: float = 0.0
-    spent_s: float = 0.0
-    computed_s: float = 0.0
+    Half of ``max_overhead`` is for what delays answers, relative to the time in which the network
+    computes. The other half is for what comes after the answers, relative to all time: a replica
+    that waits for requests has time to count them.
+    """
 
-    def computed(self, seconds: float) -> None:
-        """Note the time of a batch."""
+    def __init__(self, max_overhead: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.computed_s = self.delay_s = self.counting_s = 0.0
+        """The time of the network, what was added to it, and the time after the answers."""
+        self._share, self._clock = max_overhead / 2, clock
+        self._delay_credit_s = self._counting_credit_s = 0.0
+        self._credited_at = clock()
+
+    def computed(self, seconds: float, delay_s: float = 0.0) -> None:
+        """Note the time of a batch, without what watching added to it."""
         self.computed_s += seconds
-        self.credit_s = min(self.credit_s + self.max_overhead * seconds, _MAX_CREDIT_S)
+        self.delay_s += delay_s
+        credit_s = min(self._delay_credit_s + self._share * seconds, _MAX_CREDIT_S)
+        self._delay_credit_s = credit_s - delay_s
 
-    def spend(self, seconds: float) -> None:
-        """Note the time of watching."""
-        self.spent_s += seconds
-        self.credit_s -= seconds
+    def counted(self, seconds: float) -> None:
+        """Note the time after the answers of a batch."""
+        self.counting_s += seconds
+        self._counting_credit_s -= seconds
 
     @property
     def has_credit(self) -> bool:
         """Whether the next batch may be watched."""
-        return self.credit_s >= 0
+        at = self._clock()
+        saved_s = self._share * (at - self._credited_at)
+        self._credited_at = at
+        self._counting_credit_s = min(self._counting_credit_s + saved_s, _MAX_CREDIT_S)
+        return self._delay_credit_s >= 0 and self._counting_credit_s >= 0
 
 
 @dataclass
@@ -295,10 +325,10 @@ class DriftWatch:
     drift: Drift
     out: Outputs
     device: torch.device
-    budget: _Budget = field(init=False)
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.budget = _Budget(self.drift.max_overhead)
+        self.budget = Budget(self.drift.max_overhead)
         self._versions: dict[int, VersionWatch] = {}
         self._used_at = 0.0
         self._stop = threading.Event()
@@ -347,7 +377,7 @@ class DriftWatch:
         if sample is None:
             self.budget.computed(seconds)
             return
-        self.budget.computed(seconds - sample.cost_s)
+        self.budget.computed(seconds - sample.cost_s, sample.cost_s)
         began = time.perf_counter()
         watch = self._versions.get(id(version))
         if watch is not None:
@@ -359,7 +389,7 @@ class DriftWatch:
                 found = []
             if found is not None:
                 self._report(found)
-        self.budget.spend(time.perf_counter() - began + sample.cost_s)
+        self.budget.counted(time.perf_counter() - began)
 
     def settle(self) -> None:
         """Report what the thread has changed."""

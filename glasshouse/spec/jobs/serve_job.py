@@ -115,8 +115,9 @@ class Drift(Spec):
     """Globs of layers whose outputs are compared. Default: the network's outputs, and up to eight
     other layers with parameters. Example: ``["conv*", "fc"]``."""
     max_overhead: float = Constraint(default=0.02, gt=0, le=1)
-    """Maximum time of watching, as a fraction of the time in which the network computes. Requests
-    beyond it are not watched."""
+    """Maximum time of watching. Half of it is a fraction of the time in which the network computes,
+    for what delays answers; half is a fraction of all time, for counting rows after the answers.
+    Requests beyond it are not watched."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -413,18 +414,42 @@ def test_watching_keeps_its_budget(trained: Any, serve: Any):
     x, city = Rows(6).draw(64)
     body = json.dumps({"inputs": {"x": x.tolist(), "city": city.tolist()}}).encode()
     asked = requests.read({"content_type": "application/json"}, body, served.version.inputs)
-    watched = 0
+    budget = served.drift.budget = watching.Budget(0.02)
+    began, watched, longest_s = time.perf_counter(), 0, 0.0
     with torch.inference_mode():
         for _ in range(3000):
             sample = served.drift.begin(served.version, asked.outputs)
             served.version.compute([asked], sample)
+            before_s = budget.counting_s
             served.drift.end(served.version, [asked], sample, 2e-4)
+            longest_s = max(longest_s, budget.counting_s - before_s)
             watched += sample is not None
-    budget = served.drift.budget
     assert 0 < watched < 3000
     # what is over is paid back by later batches: at most one block of rows
-    assert budget.spent_s <= 0.02 * budget.computed_s + max(0.0, -budget.credit_s) + 1e-9
-    assert budget.spent_s + budget.credit_s == pytest.approx(0.02 * budget.computed_s, abs=1e-6)
+    assert budget.counting_s <= 0.01 * (time.perf_counter() - began) + longest_s
+    assert budget.computed_s == pytest.approx(3000 * 2e-4 - budget.delay_s)
+
+
+def test_half_of_the_budget_is_for_delays_and_half_for_counting():
+    at = 100.0
+    budget = watching.Budget(0.1, lambda: at)
+    assert budget.has_credit
+    budget.computed(1.0, delay_s=0.06)  # 0.05 were allowed
+    assert not budget.has_credit
+    at += 100.0  # waiting is no reason to delay answers
+    assert not budget.has_credit
+    budget.computed(0.3)
+    assert budget.has_credit
+    budget.counted(0.15)  # 0.05 were saved, and no more can be
+    assert not budget.has_credit
+    budget.computed(10.0)
+    at += 1.9
+    assert not budget.has_credit
+    at += 0.2
+    assert budget.has_credit
+    assert (budget.computed_s, budget.delay_s, budget.counting_s) == pytest.approx(
+        (11.3, 0.06, 0.15)
+    )
 
 
 def test_a_failure_of_watching_ends_no_service(
