@@ -131,4 +131,8 @@ def test_rows_of_full_length_are_attended_to_without_a_mask(is_causal):
     assert torch.equal(found, expected)
     assert type(found.grad_fn) is type(expected.grad_fn), "nothing is filled in"
     shorter = own(x, x, x, lengths=Lengths(torch.tensor([5, 5, 4])))
-    assert type(shorter.grad_fn) is not type(expected.grad_fn)
+    assert type(shorter.grad_fn) is type(expected.grad_fn), "no row is empty"
+    assert not torch.equal(shorter[2], expected[2])
+    empty = own(x, x, x, lengths=Lengths(torch.tensor([5, 5, 0])))
+    assert type(empty.grad_fn) is not type(expected.grad_fn)
+    assert not empty[2].any()

@@ -345,7 +345,7 @@ spool = SpoolWriter(directory / "spool")
 
 class Control:
     cancel_requested, ends_as, orders = False, "cancelled", ()
-    wanted = threads = None
+    wanted = threads = listen = None
 
 first_is_there = threading.Event()
 
