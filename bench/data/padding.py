@@ -36,6 +36,7 @@ class Control:
 
     wanted = None
     threads = None
+    listen = None
     ends_as = "cancelled"
     orders = ()
     cancel_requested = False

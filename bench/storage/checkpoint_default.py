@@ -36,7 +36,7 @@ class Clock:
     """A job's control that records when steps ended and at which steps checkpoints were saved."""
 
     cancel_requested, ends_as, orders = False, "cancelled", ()
-    wanted = threads = None
+    wanted = threads = listen = None
 
     def __init__(self) -> None:
         self.ends: list[float] = []

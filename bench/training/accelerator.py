@@ -194,6 +194,7 @@ class Window:
 
     wanted = None
     threads = None
+    listen = None
     ends_as = "cancelled"
     orders = ()
 

@@ -29,6 +29,7 @@ class Idle:
     ends_as = "cancelled"
     wanted = None
     threads = None
+    listen = None
 
     def __init__(self) -> None:
         self.orders: deque[dict[str, Any]] = deque()

@@ -74,6 +74,7 @@ class Clock:
 
     wanted = None
     threads = None
+    listen = None
     ends_as = "cancelled"
     orders = ()
 

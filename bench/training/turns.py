@@ -27,6 +27,7 @@ class Turn:
 
     wanted = None
     threads = None
+    listen = None
     ends_as = "cancelled"
     orders = ()
 

@@ -84,6 +84,7 @@ class Turns:
 
     wanted = None
     threads = None
+    listen = None
     ends_as = "cancelled"
     orders = ()
 
