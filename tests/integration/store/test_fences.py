@@ -24,7 +24,7 @@ from models.tables import Table
 
 from .factories import LEASE_MS, losses, make_job, make_worker, running, saved, ship
 
-READERS = {"holds", "still_expired", "num_shipments", "start_of", "spent_s"}
+READERS = {"holds", "still_expired", "num_shipments", "start_of", "spent_s", "is_asked"}
 """They take a claim and only look."""
 
 
@@ -37,6 +37,8 @@ def whole_batch() -> Batch:
     batch.captures = [capture]
     batch.checkpoints = [saved(8)]
     batch.artifacts = [{"name": "a", "media_type": "x/y", "size_bytes": 1, "key": "k"}]
+    batch.live = {"address": "", "token": "", "problem": "x"}
+    batch.replica = {"drift": []}
     batch.probes = (9, 7)
     batch.probe_changes = [ProbeChange("prb_x", {"cost_s": 1.0}, 9)]
     batch.job = {"progress": {"step": 8}, "summary": {"loss": {"last": 1.0}}}
