@@ -21,6 +21,7 @@ from api.serving.connection import (
     Reply,
     exchange,
 )
+from api.serving.refreshing import Refresher
 from api.serving.served_models import reason_of, references_of
 from glasshouse.errors import (
     JobEnded,
@@ -50,7 +51,6 @@ class _Table:
     """The serve jobs at some time."""
 
     routes: Sequence[Route] = ()
-    read_at: float = -1e9
     found: dict[tuple[str, str], list[tuple[Route, str]]] = field(
         default_factory=dict[tuple[str, str], list[tuple[Route, str]]]
     )
@@ -78,7 +78,7 @@ class Replicas:
     def __init__(self, database: Database, notifier: Notifier) -> None:
         self._database, self._notifier = database, notifier
         self._table = _Table()
-        self._reading: asyncio.Task[None] | None = None
+        self._refresher = Refresher(self._read)
         self._connections = Connections()
 
     async def ask(
@@ -120,12 +120,12 @@ class Replicas:
             except ReplicaLost as error:
                 lost = error
                 tried[route.job, route.attempt or 0] = time.monotonic()
-                self._table.read_at = min(self._table.read_at, time.monotonic() - FRESH_S)
+                self._refresher.read_at = min(self._refresher.read_at, time.monotonic() - FRESH_S)
 
     async def routes_of(self, owner: str) -> list[Route]:
         """Return the serve jobs of an owner that have not ended."""
-        if self._age_s() > FRESH_S:
-            await self._refresh()
+        if self._refresher.age_s > FRESH_S:
+            await self._refresher.refresh()
         return [route for route in self._table.routes if route.owner == owner]
 
     async def check_ready(self, owner: str, reference: str) -> None:
@@ -202,9 +202,9 @@ class Replicas:
                 for route in self._table.routes
                 if route.owner == owner and _is_wanted(route, reference)
             ]
-            if self._age_s() < AT_ONCE_S:
+            if self._refresher.age_s < AT_ONCE_S:
                 await self._wait(owner, reference, starting, until, lost)
-            await self._refresh()
+            await self._refresher.refresh()
 
     async def _wait(
         self,
@@ -277,38 +277,19 @@ class Replicas:
 
     # --- the table ---------------------------------------------------------------------------
 
-    def _age_s(self) -> float:
-        return time.monotonic() - self._table.read_at
-
     def _refresh_later(self) -> None:
         """Read the table in the background if it is old; the request does not wait for it."""
-        if self._age_s() > FRESH_S and self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(failure_of)
-
-    async def _refresh(self) -> None:
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
+        if self._refresher.age_s > FRESH_S:
+            self._refresher.start()
 
     async def _read(self) -> None:
-        try:
-            began = time.monotonic()
-            routes = await run_in_threadpool(self._routes)
-            self._table = _Table(routes, began)
-            self._connections.keep({(route.job, route.attempt or 0) for route in routes})
-        finally:
-            self._reading = None
+        routes = await run_in_threadpool(self._routes)
+        self._table = _Table(routes)
+        self._connections.keep({(route.job, route.attempt or 0) for route in routes})
 
     def _routes(self) -> Sequence[Route]:
         with self._database.read() as tx:
             return replicas.routes(tx)
-
-
-def failure_of(task: asyncio.Task[None]) -> None:
-    """Look at the failure of a reading for which no request waits: the next one tries again."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _served(route: Route, reference: str) -> str | None:

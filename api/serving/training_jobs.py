@@ -13,7 +13,8 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api.serving.connection import Connections, ReplicaLost, Reply, exchange
-from api.serving.replicas import AGAIN_S, AT_ONCE_S, FRESH_S, failure_of
+from api.serving.refreshing import Refresher
+from api.serving.replicas import AGAIN_S, AT_ONCE_S, FRESH_S
 from glasshouse.errors import (
     CannotPredict,
     JobEnded,
@@ -38,8 +39,7 @@ class TrainingJobs:
         self._database = database
         self._connections = Connections()
         self._routes: Mapping[str, LiveRoute] = {}
-        self._read_at = -1e9
-        self._reading: asyncio.Task[None] | None = None
+        self._refresher = Refresher(self._read)
 
     async def ask(
         self, sees: str | None, job_id: str, head: Mapping[str, Any], body: bytes, timeout_s: float
@@ -66,7 +66,7 @@ class TrainingJobs:
         until = time.monotonic() + timeout_s
         lost: ReplicaLost | None = None
         lost_at = -1e9
-        if self._age_s() > FRESH_S:
+        if self._refresher.age_s > FRESH_S:
             await self._refresh_for(job_id)
         while True:
             route = self._find(sees, job_id)
@@ -145,8 +145,8 @@ class TrainingJobs:
                 raise ReplicaUnavailable(f"{detail}: try again.")
             raise await run_in_threadpool(self._too_late, job_id)
         await asyncio.sleep(AT_ONCE_S / 2)
-        if self._age_s() > AT_ONCE_S / 2:
-            await self._refresh()
+        if self._refresher.age_s > AT_ONCE_S / 2:
+            await self._refresher.refresh()
 
     def _too_late(self, job_id: str) -> PredictionTimeout:
         """Return the error that says how long a step of the job takes."""
@@ -157,31 +157,18 @@ class TrainingJobs:
         detail += f" between two steps of training, {known}; evaluations and checkpoints add to"
         return PredictionTimeout(f"{detail} that. Raise timeout_s.")
 
-    def _age_s(self) -> float:
-        return time.monotonic() - self._read_at
-
     async def _refresh_for(self, job_id: str) -> None:
         """Read the table again; without waiting, if it has where a job listens."""
         route = self._routes.get(job_id)
         if route is None or not route.address:
-            await self._refresh()
-        elif self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(failure_of)
-
-    async def _refresh(self) -> None:
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
+            await self._refresher.refresh()
+        else:
+            self._refresher.start()
 
     async def _read(self) -> None:
-        try:
-            began = time.monotonic()
-            routes = await run_in_threadpool(self._read_routes)
-            self._routes, self._read_at = {route.job: route for route in routes}, began
-            self._connections.keep({(route.job, route.attempt) for route in routes})
-        finally:
-            self._reading = None
+        routes = await run_in_threadpool(self._read_routes)
+        self._routes = {route.job: route for route in routes}
+        self._connections.keep({(route.job, route.attempt) for route in routes})
 
     def _read_routes(self) -> list[LiveRoute]:
         with self._database.read() as tx:

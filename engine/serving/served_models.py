@@ -4,6 +4,7 @@ Shape suffixes: B = rows of a batch.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,7 +56,7 @@ class LayerSample(Protocol):
         ...
 
 
-class ServedNetwork:
+class ServedNetwork(ABC):
     """A network that answers requests."""
 
     def __init__(
@@ -92,9 +93,9 @@ class ServedNetwork:
         self._views: dict[tuple[str, ...], Network] = {}
 
     @property
+    @abstractmethod
     def origin(self) -> dict[str, str | int]:
         """What answers say of the weights: ``model`` and ``version``, or ``job`` and ``step``."""
-        raise NotImplementedError
 
     @property
     def label(self) -> str:

@@ -1,6 +1,7 @@
 """What served models answer. Makes no requests."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ _TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 _CLASSES = ("class", "id")
 
 
-class Predicted:
+class Predicted(ABC):
     """What a network computed for the rows of one request."""
 
     outputs: dict[str, Array | list[Array]]
@@ -66,9 +67,9 @@ class Predicted:
         raise AttributeError(f"no output has classes (there are: {found}); ask for fields=['id']")
 
     @property
+    @abstractmethod
     def origin(self) -> dict[str, str | int]:
         """What answered: ``model`` and ``version``, or ``job`` and ``step``."""
-        raise NotImplementedError
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as a JSON-like document."""
